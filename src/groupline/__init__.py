@@ -1,0 +1,123 @@
+"""groupline: group-relative policy optimisation on rewards that code can check.
+
+The public names, sorted. Each is imported on first use, so `import groupline` alone loads neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BNPO": "groupline.objective",
+    "CISPO": "groupline.objective",
+    "Completion": "groupline.records",
+    "Config": "groupline.config",
+    "ConfigError": "groupline.config",
+    "DAPO": "groupline.objective",
+    "DR_GRPO": "groupline.objective",
+    "Engine": "groupline.sampling",
+    "GRPO": "groupline.objective",
+    "GSPO": "groupline.objective",
+    "Group": "groupline.records",
+    "OBJECTIVES": "groupline.objective",
+    "Objective": "groupline.objective",
+    "Problem": "groupline.records",
+    "REINFORCE": "groupline.objective",
+    "RLOO": "groupline.objective",
+    "Reward": "groupline.rewards",
+    "RewardError": "groupline.rewards",
+    "Rollout": "groupline.records",
+    "SamplingParams": "groupline.records",
+    "bootstrap_interval": "groupline.metrics",
+    "evaluate": "groupline.evaluation",
+    "get_objective": "groupline.objective",
+    "group_advantages": "groupline.objective",
+    "kl": "groupline.objective",
+    "maj_at_k": "groupline.metrics",
+    "pass_at_k": "groupline.metrics",
+    "policy_loss": "groupline.objective",
+    "rewards": "groupline",
+    "token_weights": "groupline.objective",
+    "train": "groupline.training.grpo",
+    "wilson_interval": "groupline.metrics",
+}
+_MODULES = {"kl": "groupline.objective.kl", "rewards": "groupline.rewards"}
+
+__all__ = [
+    "BNPO",
+    "CISPO",
+    "DAPO",
+    "DR_GRPO",
+    "GRPO",
+    "GSPO",
+    "OBJECTIVES",
+    "REINFORCE",
+    "RLOO",
+    "Completion",
+    "Config",
+    "ConfigError",
+    "Engine",
+    "Group",
+    "Objective",
+    "Problem",
+    "Reward",
+    "RewardError",
+    "Rollout",
+    "SamplingParams",
+    "__version__",
+    "bootstrap_interval",
+    "evaluate",
+    "get_objective",
+    "group_advantages",
+    "kl",
+    "maj_at_k",
+    "pass_at_k",
+    "policy_loss",
+    "rewards",
+    "token_weights",
+    "train",
+    "wilson_interval",
+]
+
+if TYPE_CHECKING:
+    from groupline import rewards
+    from groupline.config import Config, ConfigError
+    from groupline.evaluation import evaluate
+    from groupline.metrics import bootstrap_interval, maj_at_k, pass_at_k, wilson_interval
+    from groupline.objective import (
+        BNPO,
+        CISPO,
+        DAPO,
+        DR_GRPO,
+        GRPO,
+        GSPO,
+        OBJECTIVES,
+        REINFORCE,
+        RLOO,
+        Objective,
+        get_objective,
+        group_advantages,
+        kl,
+        policy_loss,
+        token_weights,
+    )
+    from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
+    from groupline.rewards import Reward, RewardError
+    from groupline.sampling import Engine
+    from groupline.training.grpo import train
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'groupline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

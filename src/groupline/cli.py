@@ -1,0 +1,155 @@
+"""The command line: `groupline train|eval|sft|import-gguf`. Thin: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_yaml
+
+USAGE = """groupline: group-relative policy optimisation on rewards that code can check
+
+  groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives
+  groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
+  groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
+  groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
+
+`groupline train --help` lists every setting.
+"""
+
+S = TypeVar("S", bound=RunSettings)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 unusable input (the message says what to change), 130 interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if args else 2
+    commands = {"train": _train, "eval": _eval, "sft": _sft, "import-gguf": _import_gguf}
+    if args[0] not in commands:
+        print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
+        return 2
+    _quiet_libraries()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
+    try:
+        return commands[args[0]](args[1:])
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        if os.environ.get("GROUPLINE_TRACEBACK"):
+            raise
+        print(f"groupline {args[0]}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"groupline {args[0]}: interrupted", file=sys.stderr)
+        return 130
+
+
+def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
+    """CONFIG.yaml, if the first argument is one, then `--key value` over it. Wrong keys are named with the right one."""
+    values = dict(defaults)
+    rest = list(args)
+    if rest and not rest[0].startswith("-"):
+        values |= read_yaml(Path(rest.pop(0)))
+    for arg in rest:
+        key = arg[2:].split("=")[0].split(".")[0].replace("-", "_")
+        negated = key.removeprefix("no_")
+        if arg.startswith("--") and key not in ("help", *kind.model_fields) and negated not in kind.model_fields:
+            raise ConfigError(explain_unknown(key, kind.model_fields))
+    return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__)
+
+
+def _train(args: Sequence[str]) -> int:
+    config = settings(Config, args)
+    from groupline.training.display import Display
+    from groupline.training.grpo import train
+
+    with Display() as display:
+        results = train(config, display.say)
+    run = Path(config.output_dir)
+    _figures(run)
+    print(_table(results, run))
+    return 130 if results["interrupted"] else 0
+
+
+def _eval(args: Sequence[str]) -> int:
+    defaults: dict[str, Any] = {}
+    rest = list(args)
+    if rest and (Path(rest[0]) / "config.yaml").exists():  # a run's folder: its settings, its trained model
+        run = Path(rest.pop(0))
+        defaults = {**read_yaml(run / "config.yaml"), "model": str(run / "model"), "lora_r": 0, "lora_alpha": None}
+    config = settings(Config, rest, **defaults)
+    from groupline.training.held_out import evaluate_config
+
+    measured = evaluate_config(config)
+    print(json.dumps({k: v for k, v in measured.items() if k != "right_per_problem"}, ensure_ascii=False, indent=1))
+    return 0
+
+
+def _sft(args: Sequence[str]) -> int:
+    from groupline.training.sft import SftConfig, sft
+
+    sft(settings(SftConfig, args))
+    return 0
+
+
+def _import_gguf(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="groupline import-gguf", description="A GGUF file to Hugging Face format.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args(args)
+    from groupline.models.gguf import import_gguf
+
+    print(f"saved in {import_gguf(given.file, given.folder)}")
+    return 0
+
+
+def _figures(run: Path) -> None:
+    from groupline.report.curves import write_curves
+
+    try:
+        write_curves(run)
+    except ImportError as error:
+        print(f"no figures: {error}")
+
+
+def _table(results: dict[str, Any], run: Path) -> str:
+    held = results["held_out"]
+    lines = []
+    if held["before"] and held["after"]:
+        lines.append(f"\nheld out: {held['problems']} problems, {held['samples_per_problem']} answers each")
+        lines.append(f"{'':10}{'before':>8}  {'95% (Wilson)':<16}{'after':>8}  {'95% (Wilson)':<16}")
+        for key in (k for k in held["after"] if k.startswith("pass@")):
+            cells = []
+            for when in ("before", "after"):
+                found = held[when][key]
+                low, high = found["wilson"]
+                cells.append(f"{found['value']:>8.1%}  {f'{low:.1%} to {high:.1%}':<16}")
+            lines.append(f"{key:<10}{''.join(cells)}")
+        for key, text in (("reward", "reward"), ("completion_length", "length")):
+            lines.append(f"{text:<10}{held['before'][key]:>8.2f}  {'':<16}{held['after'][key]:>8.2f}")
+    lines.append(
+        f"\nlook at   {run / 'figures'} (curves), {run / 'rollouts.jsonl'} (every answer), {run / 'results.json'}"
+    )
+    lines.append(f"model in  {run / 'model'} (Hugging Face format)")
+    return "\n".join(lines)
+
+
+def _quiet_libraries() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

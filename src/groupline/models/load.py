@@ -1,0 +1,139 @@
+"""Weights and tokenizer in, from a Hugging Face folder, a hub id or the built-in model; Hugging Face format out."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+BUILTIN = "builtin"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats of a run and the reason for them. Trainable weights and optimiser state stay fp32."""
+
+    device: torch.device
+    compute: torch.dtype
+    scale_gradients: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.device}, {str(self.compute).removeprefix('torch.')} ({self.why})"
+
+
+def choose_precision(device: str = "auto", compute: str = "auto") -> Precision:
+    """Choose from the device itself: `torch.cuda.is_bf16_supported()` also says yes where bf16 is only emulated."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.device(device)
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    if compute != "auto":
+        if compute not in dtypes:
+            raise ValueError(f"precision is {compute!r}; it must be one of auto, {', '.join(dtypes)}")
+        return Precision(where, dtypes[compute], compute == "fp16", "as asked")
+    if where.type != "cuda":
+        return Precision(where, torch.float32, False, f"a {where.type} device: half precision is emulated and slower")
+    major, minor = torch.cuda.get_device_capability(where)
+    if major >= 8:
+        return Precision(where, torch.bfloat16, False, f"compute capability {major}.{minor} has bf16 units")
+    if major == 7:
+        why = f"compute capability {major}.{minor} has fp16 units and only emulates bf16; gradients are scaled"
+        return Precision(where, torch.float16, True, why)
+    return Precision(where, torch.float32, False, f"compute capability {major}.{minor} has no fast half precision")
+
+
+def resolve_model(name: str) -> str:
+    """Folder of the built-in model for "builtin"; other names unchanged. Tells folders apart from hub ids."""
+    if name == BUILTIN:
+        return str(Path(__file__).parent / "builtin")
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():
+            found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
+            raise FileNotFoundError(f"model folder {name} has no config.json; it holds {found}")
+    elif path.exists() or name.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"model {name} is not a folder in Hugging Face format (config.json and safetensors)")
+    return name
+
+
+def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code: bool = False) -> nn.Module:
+    """A causal LM in fp32 from a folder, a hub id or "builtin". Weights must be safetensors: pickles run code.
+
+    A folder that holds a PEFT adapter gives its base model with the adapter on it, trainable.
+    """
+    source = resolve_model(name)
+    if Path(source).is_dir():
+        _refuse_pickles(Path(source))
+    if (Path(source) / "adapter_config.json").exists():
+        settings = json.loads((Path(source) / "adapter_config.json").read_text(encoding="utf-8"))
+        base = load_model(settings["base_model_name_or_path"], device, trust_remote_code)
+        adapted: nn.Module = PeftModel.from_pretrained(base, source, is_trainable=True).to(device)
+        return adapted
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True
+    )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name} did not load as a PyTorch model")
+    return model.to(device)
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
+    if pickles:
+        raise ValueError(
+            f"model folder {folder} holds {pickles[0]}, a pickle, which can run code when loaded; "
+            "save the model with save_pretrained (safetensors) and load that"
+        )
+    raise FileNotFoundError(f"model folder {folder} has no *.safetensors weights")
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer beside a model. Errors name the folder and the remedy."""
+    source = resolve_model(name)
+    path = Path(source)
+    if path.is_dir() and not any((path / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise FileNotFoundError(
+            f"model folder {name} has no tokenizer (tokenizer.json); copy the base model's tokenizer files into it, "
+            "or name one with the `tokenizer` setting"
+        )
+    return AutoTokenizer.from_pretrained(source)
+
+
+def end_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
+    """Every id that ends an answer: all of the generation config's and the tokenizer's end-of-sequence ids."""
+    ids: set[int] = set()
+    for owner in (getattr(model, "generation_config", None), getattr(model, "config", None), tokenizer):
+        value = getattr(owner, "eos_token_id", None)
+        if value is not None:
+            ids.update(int(i) for i in (value if isinstance(value, (list, tuple)) else [value]))
+    return frozenset(ids)
+
+
+def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    """Write model (or adapter) and tokenizer in Hugging Face format: all files first, then one rename."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    os.chmod(temporary, 0o755)
+    model.save_pretrained(temporary)  # type: ignore[operator]
+    tokenizer.save_pretrained(temporary)
+    json.loads((temporary / ("adapter_config.json" if hasattr(model, "peft_config") else "config.json")).read_text())
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}-old")
+        os.replace(folder, old)
+        os.replace(temporary, folder)
+        for file in sorted(old.rglob("*"), reverse=True):
+            file.unlink() if file.is_file() else file.rmdir()
+        old.rmdir()
+    else:
+        os.replace(temporary, folder)

@@ -1,0 +1,102 @@
+"""LoRA adapters on a policy, and the sampler's view of it with the adapter folded in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from groupline.models.packing import causal_lm
+
+
+def add_lora(
+    model: nn.Module,
+    r: int,
+    alpha: int | None = None,
+    dropout: float = 0.0,
+    targets: str | Sequence[str] = "all-linear",
+) -> Any:
+    """A PEFT model with a fresh LoRA adapter (B = 0, so it starts equal to `model`). alpha defaults to 2 r."""
+    alpha = 2 * r if alpha is None else alpha
+    if r < 1 or alpha <= 0:
+        raise ValueError(
+            f"LoRA needs r >= 1 and alpha > 0 (its output is scaled by alpha / r); got r={r}, alpha={alpha}"
+        )
+    config = LoraConfig(
+        r=r,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+class Mirror:
+    """The policy as the sampler runs it: same structure, same tensors, adapters folded into weights of its own.
+
+    Untouched weights are the policy's own tensors, so a full fine-tune costs nothing to publish. An adapted weight is
+    computed afresh from the untouched base at each `refresh`; the base is never changed, so nothing can drift.
+    With `dtype`, every weight of another type is kept as a copy in that type.
+    """
+
+    def __init__(self, policy: nn.Module, dtype: torch.dtype | None = None) -> None:
+        source = causal_lm(policy)
+        shared = {id(t): t for t in chain(source.parameters(), source.buffers())}
+        self.model = copy.deepcopy(source, shared)
+        self.model.eval()
+        self._fills: list[Callable[[], None]] = []
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, LoraLayer):
+                self._fold(name, module, dtype)
+        if dtype is not None:
+            self._cast(dtype)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring folded and cast weights up to date with the policy."""
+        for fill in self._fills:
+            fill()
+
+    def _fold(self, name: str, layer: Any, dtype: torch.dtype | None) -> None:
+        base = layer.get_base_layer()
+        active = [a for a in layer.active_adapters if a in layer.lora_A]
+        if not isinstance(base, nn.Linear) or any(layer.use_dora.get(a, False) for a in active):
+            return  # the layer keeps its adapter and runs it at every step: slower, never stale
+        plain = copy.copy(base)
+        plain._parameters = dict(base._parameters)
+        weight = torch.empty_like(base.weight, dtype=dtype or base.weight.dtype)
+        plain._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        parent, _, child = name.rpartition(".")
+        setattr(self.model.get_submodule(parent), child, plain)
+
+        def fill() -> None:
+            total: Tensor = base.weight
+            for a in active:
+                total = torch.addmm(total, layer.lora_B[a].weight, layer.lora_A[a].weight, alpha=layer.scaling[a])
+            weight.copy_(total)
+
+        self._fills.append(fill)
+
+    def _cast(self, dtype: torch.dtype) -> None:
+        copies: dict[int, nn.Parameter] = {}
+        for module in self.model.modules():
+            for key, parameter in list(module._parameters.items()):
+                if parameter is None or parameter.dtype == dtype or not parameter.is_floating_point():
+                    continue
+                if id(parameter) not in copies:
+                    own = nn.Parameter(torch.empty_like(parameter, dtype=dtype), requires_grad=False)
+                    copies[id(parameter)] = own
+                    self._fills.append(lambda own=own, parameter=parameter: own.copy_(parameter))  # type: ignore[misc]
+                module._parameters[key] = copies[id(parameter)]
+
+
+def is_peft(model: nn.Module) -> bool:
+    return isinstance(model, PeftModel)

@@ -1,0 +1,162 @@
+"""Rows of tokens in which every prompt stands once, and the hidden states that predict each answer token.
+
+Legend: N row tokens, M scored tokens, S answers, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groupline.models.attention import PackedPlan, UnsupportedAttention, planned, shared_attention
+from groupline.models.logprobs import find_head
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """[prompt 1 | its answers | prompt 2 | ...] with what scores the answers' tokens.
+
+    The last token of an answer predicts nothing, so it is scored but not fed; the prompt's last token predicts the
+    first token of every one of its answers. Scored tokens are ordered answer by answer.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    answers: tuple[tuple[tuple[int, ...], ...], ...]  # answers[b]: the answers to prompt b, none empty
+    input_ids: Tensor  # [N]
+    position_ids: Tensor  # [N]
+    score_at: Tensor  # [M] row index whose hidden state predicts the token
+    targets: Tensor  # [M]
+    sequence: Tensor  # [M] answer index, 0..S-1
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(len(a) for a in self.answers)
+
+
+def pack(prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], device: torch.device | str = "cpu") -> PackedRow:
+    """answers[b] are the answers to prompts[b]. Raises ValueError on an empty prompt or answer."""
+    ids: list[int] = []
+    positions: list[int] = []
+    score_at: list[int] = []
+    targets: list[int] = []
+    sequence: list[int] = []
+    count = 0
+    for prompt, own in zip(prompts, answers, strict=True):
+        if not prompt:
+            raise ValueError("pack: a prompt has no tokens")
+        start = len(ids)
+        ids += prompt
+        positions += range(len(prompt))
+        last = start + len(prompt) - 1
+        for answer in own:
+            if not answer:
+                raise ValueError("pack: an answer has no tokens")
+            place = len(ids)
+            ids += answer[:-1]
+            positions += range(len(prompt), len(prompt) + len(answer) - 1)
+            score_at += [last, *range(place, place + len(answer) - 1)]
+            targets += answer
+            sequence += [count] * len(answer)
+            count += 1
+    as_tensor = [
+        torch.tensor(x, dtype=torch.long, device=device) for x in (ids, positions, score_at, targets, sequence)
+    ]
+    return PackedRow(
+        tuple(tuple(p) for p in prompts), tuple(tuple(tuple(a) for a in own) for own in answers), *as_tensor
+    )
+
+
+def causal_lm(model: nn.Module) -> nn.Module:
+    """The transformers model inside a PEFT wrapper (its adapters stay in place), or the model itself."""
+    wrapped: Any = model
+    return wrapped.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def decoder(model: nn.Module) -> Any:
+    """The model without its head."""
+    return causal_lm(model).base_model
+
+
+def hidden_states(model: nn.Module, row: PackedRow, shared: bool = True) -> Tensor:
+    """Hidden states [M, H] that predict the scored tokens, in `row.targets`' order.
+
+    shared: one packed row with every prompt once; otherwise plain right-padded rows, one an answer, through the
+    model's own attention (for models whose attention cannot be shared).
+    """
+    body = decoder(model)
+    if not shared:
+        return _padded_hidden_states(body, row)
+    lengths = [[len(a) - 1 for a in own] for own in row.answers]
+    plan = PackedPlan([len(p) for p in row.prompts], lengths, row.input_ids.device)
+    with shared_attention(causal_lm(model)), planned(plan):
+        out = body(input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False)
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden.index_select(0, row.score_at)
+
+
+def _padded_hidden_states(body: Any, row: PackedRow) -> Tensor:
+    pairs = [(p, a) for p, own in zip(row.prompts, row.answers, strict=True) for a in own]
+    width = max(len(p) + len(a) - 1 for p, a in pairs)
+    device = row.input_ids.device
+    ids = torch.zeros(len(pairs), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    columns: list[int] = []
+    for i, (prompt, answer) in enumerate(pairs):
+        tokens = [*prompt, *answer[:-1]]
+        ids[i, : len(tokens)] = torch.tensor(tokens)
+        mask[i, : len(tokens)] = 1
+        columns += range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+    out = body(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
+    hidden: Tensor = out.last_hidden_state
+    return hidden[row.sequence, torch.tensor(columns, device=device)]
+
+
+def why_not_shared(model: nn.Module) -> str | None:
+    """None if packed rows give this model's own numbers; otherwise the reason they cannot be used.
+
+    Runs two short groups through both paths and compares logits: a model whose layers mix tokens outside
+    attention (state-space layers, convolutions, ALiBi) shows here, whatever its configuration says.
+    """
+    inner = causal_lm(model)
+    if not getattr(inner, "_supports_attention_backend", False) and not getattr(inner, "_supports_sdpa", False):
+        return f"{type(inner).__name__} does not take its attention from AttentionInterface"
+    weight = find_head(inner).weight
+    vocabulary = min(weight.shape[0], int(getattr(inner.config, "vocab_size", weight.shape[0])))
+    draw = torch.Generator().manual_seed(0)
+
+    def some(n: int) -> list[int]:
+        return torch.randint(0, vocabulary, (n,), generator=draw).tolist()
+
+    row = pack([some(7), some(4)], [[some(5), some(3)], [some(6)]], weight.device)
+    training = inner.training
+    inner.eval()
+    try:
+        with torch.no_grad():
+            head = find_head(inner)
+            ours = head.logits(hidden_states(inner, row, shared=True))
+            plain = _plain_logits(inner, row)
+    except UnsupportedAttention as error:
+        return str(error)
+    finally:
+        inner.train(training)
+    gap = float((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-9))
+    limit = 1e-3 if weight.dtype in (torch.float32, torch.float64) else 5e-2
+    if gap < limit:
+        return None
+    return f"{type(inner).__name__}: packed and plain logits differ by {gap:.1e} of the largest logit"
+
+
+def _plain_logits(model: Any, row: PackedRow) -> Tensor:
+    """Logits of the scored tokens from the whole model, one answer at a time: nothing shared, nothing padded."""
+    parts = []
+    for prompt, own in zip(row.prompts, row.answers, strict=True):
+        for answer in own:
+            ids = torch.tensor([[*prompt, *answer[:-1]]], device=row.input_ids.device)
+            parts.append(model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :])
+    return torch.cat(parts).to(torch.promote_types(parts[0].dtype, torch.float32))

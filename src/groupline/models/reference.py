@@ -1,0 +1,51 @@
+"""The reference policy of the KL penalty: what the policy was at the start, at the least memory that holds it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from groupline.models.lora import is_peft
+
+
+class Reference:
+    """`with reference.running() as model:` gives a model whose log-probs are the reference's.
+
+    kind: "adapter off" (a fresh LoRA: the base itself), "starting adapter" (a PEFT model passed in: its adapter as it
+    was, kept as a copy of the adapter's weights only) or "frozen copy" (full fine-tune: a copy of the weights passed
+    in, whatever folder or hub id they once came from).
+    """
+
+    def __init__(self, policy: nn.Module, fresh_adapter: bool = False) -> None:
+        self.policy: Any = policy
+        self._saved: dict[str, Any] = {}
+        if not is_peft(policy):
+            self.kind = "frozen copy"
+            self._copy = copy.deepcopy(policy).eval().requires_grad_(False)
+        elif fresh_adapter:
+            self.kind = "adapter off"
+        else:
+            self.kind = "starting adapter"
+            self._saved = {n: p.detach().clone() for n, p in policy.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def running(self) -> Iterator[nn.Module]:
+        if self.kind == "frozen copy":
+            yield self._copy
+        elif self.kind == "adapter off":
+            with self.policy.disable_adapter():
+                yield self.policy
+        else:
+            now = {n: p for n, p in self.policy.named_parameters() if n in self._saved}
+            trained = {n: p.data for n, p in now.items()}
+            try:
+                for name, parameter in now.items():
+                    parameter.data = self._saved[name]
+                yield self.policy
+            finally:
+                for name, parameter in now.items():
+                    parameter.data = trained[name]

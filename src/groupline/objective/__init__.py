@@ -1,0 +1,57 @@
+"""The objective: tensors in, tensors out. Knows no config, model, device or logger."""
+
+from groupline.objective.advantages import group_advantages
+from groupline.objective.kl import add_kl_to_reward, k1, k2, k3, kl_estimate
+from groupline.objective.policy import PolicyFacts, policy_loss
+from groupline.objective.presets import (
+    BNPO,
+    CISPO,
+    DAPO,
+    DR_GRPO,
+    GRPO,
+    GSPO,
+    OBJECTIVES,
+    REINFORCE,
+    RLOO,
+    Objective,
+    get_objective,
+)
+from groupline.objective.ratios import (
+    LOG_RATIO_BOUND,
+    sequence_product_ratio,
+    sequence_ratio,
+    sequence_sum,
+    token_ratio,
+    truncated_importance_weights,
+)
+from groupline.objective.weights import step_totals, token_weights
+
+__all__ = [
+    "BNPO",
+    "CISPO",
+    "DAPO",
+    "DR_GRPO",
+    "GRPO",
+    "GSPO",
+    "LOG_RATIO_BOUND",
+    "OBJECTIVES",
+    "REINFORCE",
+    "RLOO",
+    "Objective",
+    "PolicyFacts",
+    "add_kl_to_reward",
+    "get_objective",
+    "group_advantages",
+    "k1",
+    "k2",
+    "k3",
+    "kl_estimate",
+    "policy_loss",
+    "sequence_product_ratio",
+    "sequence_ratio",
+    "sequence_sum",
+    "step_totals",
+    "token_ratio",
+    "token_weights",
+    "truncated_importance_weights",
+]

@@ -1,0 +1,1 @@
+"""Reports read run files only; nothing but the command line imports them."""

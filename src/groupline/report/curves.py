@@ -1,0 +1,103 @@
+"""PNG curves of a run, from its files. Needs the extra `plot`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from groupline.runlog import read_jsonl
+
+BLUE, ORANGE, GREEN, GREY = "#2563a8", "#c2571a", "#2e7d4f", "#8a8a8a"
+
+
+def write_curves(run: Path) -> list[Path]:
+    """Write figures/*.png into the run folder and return their paths.
+
+    Raises ImportError naming the extra if matplotlib is missing, and FileNotFoundError naming a file the run lacks.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'groupline[plot]'") from error
+    rows = list(read_jsonl(run / "metrics.jsonl"))
+    if not rows:
+        return []
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    steps = [r["step"] for r in rows]
+    folder = run / "figures"
+    folder.mkdir(exist_ok=True)
+    made = []
+
+    def save(figure: Any, name: str) -> None:
+        figure.tight_layout()
+        figure.savefig(folder / name, dpi=130)
+        pyplot.close(figure)
+        made.append(folder / name)
+
+    figure, axis = pyplot.subplots(figsize=(7, 4))
+    mean = [r["reward"] for r in rows]
+    spread = [r["reward_std"] for r in rows]
+    axis.fill_between(
+        steps, [m - s for m, s in zip(mean, spread, strict=True)], [m + s for m, s in zip(mean, spread, strict=True)],
+        color=BLUE, alpha=0.15, linewidth=0, label="one standard deviation over answers",
+    )  # fmt: skip
+    axis.plot(steps, mean, color=BLUE, label="mean reward")
+    for name, colour in zip(sorted(k for k in rows[0] if k.startswith("rewards/") and k.endswith("/mean")),
+                            (ORANGE, GREEN, GREY) * 3, strict=False):  # fmt: skip
+        label = name.removeprefix("rewards/").removesuffix("/mean")
+        axis.plot(steps, [r[name] for r in rows], color=colour, linewidth=1, label=f"{label} (unweighted)")
+    axis.set(xlabel="step", ylabel="reward", title="Training reward per step")
+    axis.legend(fontsize=8, frameon=False)
+    save(figure, "reward.png")
+
+    figure, axis = pyplot.subplots(figsize=(7, 4))
+    parts = ["groups/all_wrong", "groups/mixed", "groups/all_right"]
+    labels = ["all wrong", "mixed", "all right"]
+    axis.stackplot(
+        steps, [[r[p] for r in rows] for p in parts], labels=labels, colors=[ORANGE, BLUE, GREEN], alpha=0.75
+    )
+    signal = [r["frac_groups_with_signal"] for r in rows]
+    axis.plot(steps, signal, color="black", linewidth=1.2, label="reward std above 0 (groups that teach)")
+    axis.set(
+        xlabel="step", ylabel="share of groups", ylim=(0, 1), title="Groups by answers right, and groups with signal"
+    )
+    axis.legend(fontsize=8, loc="lower right")
+    save(figure, "groups.png")
+
+    figure, axis = pyplot.subplots(figsize=(7, 4))
+    axis.plot(steps, [r["completions/mean_length"] for r in rows], color=ORANGE)
+    axis.set(xlabel="step", title="Completion length beside accuracy")
+    axis.set_ylabel("mean length (tokens)", color=ORANGE)
+    axis.set_ylim(bottom=0)
+    other = axis.twinx()
+    other.plot(steps, [r["accuracy"] for r in rows], color=BLUE)
+    other.set_ylabel("share of answers right (training prompts)", color=BLUE)
+    other.set_ylim(0, 1)
+    save(figure, "length_accuracy.png")
+
+    if (figure := _pass_at_k(results["held_out"], pyplot)) is not None:
+        save(figure, "pass_at_k.png")
+    return made
+
+
+def _pass_at_k(held: dict[str, Any], pyplot: Any) -> Any:
+    if not held["before"] or not held["after"]:
+        return None
+    figure, axis = pyplot.subplots(figsize=(7, 4))
+    for name, colour in (("before", GREY), ("after", BLUE)):
+        found = held[name]
+        ks = sorted(int(k.removeprefix("pass@")) for k in found if k.startswith("pass@"))
+        values = [found[f"pass@{k}"]["value"] for k in ks]
+        low, high = zip(*(found[f"pass@{k}"]["bootstrap"] for k in ks), strict=True)
+        axis.fill_between(ks, low, high, color=colour, alpha=0.2, linewidth=0)
+        axis.plot(ks, values, color=colour, marker="o", label=f"{name} training")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
+    axis.set(xlabel="k", ylabel="pass@k", ylim=(0, 1))
+    axis.set_title(f"Held-out pass@k, {held['problems']} problems (bands: 95% bootstrap over problems)")
+    axis.legend(frameon=False)
+    return figure

@@ -1,0 +1,23 @@
+"""Judges: reward functions that code can check, and the contract that calls them."""
+
+from groupline.rewards.contract import Reward, RewardError, RewardFunction, Scores, call_rewards
+from groupline.rewards.format import naive_think_format, think_format
+from groupline.rewards.language import language_share
+from groupline.rewards.number import correct_number, extract_number, same_number, unreadable_answers
+from groupline.rewards.registry import get_reward
+
+__all__ = [
+    "Reward",
+    "RewardError",
+    "RewardFunction",
+    "Scores",
+    "call_rewards",
+    "correct_number",
+    "extract_number",
+    "get_reward",
+    "language_share",
+    "naive_think_format",
+    "same_number",
+    "think_format",
+    "unreadable_answers",
+]

@@ -1,0 +1,78 @@
+"""From a name in a recipe to a reward function."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from groupline.rewards.contract import Reward, RewardFunction
+from groupline.rewards.format import naive_think_format, think_format
+from groupline.rewards.language import language_share
+from groupline.rewards.number import correct_number
+
+BUILT_IN: dict[str, RewardFunction] = {
+    "correct_number": correct_number,
+    "language_share": language_share,
+    "naive_think_format": naive_think_format,
+    "think_format": think_format,
+}
+
+
+def get_reward(name: str) -> RewardFunction:
+    """The reward function called `name`: a built-in, `package.module.function`, or `path/to/file.py:function`.
+
+    The last two import the user's own code, so a recipe that names one must be trusted as code is.
+
+    Raises:
+        ValueError: there is no such function; the message names the nearest built-in.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    path, colon, attribute = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _attribute(_module_from_file(Path(path), name), attribute, name)
+    module, _, attribute = name.rpartition(".")
+    if module and importlib.util.find_spec(module.partition(".")[0]):
+        try:
+            return _attribute(importlib.import_module(module), attribute, name)
+        except ModuleNotFoundError as error:
+            if not module.startswith(error.name or ""):
+                raise
+    nearest = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)[0]
+    raise ValueError(
+        f"there is no reward function {name!r}; the nearest built-in is {nearest!r}. Accepted are "
+        f"{', '.join(BUILT_IN)}, 'package.module.function' and 'path/to/file.py:function'"
+    )
+
+
+def _module_from_file(path: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"groupline_reward_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ValueError(f"reward {name!r}: there is no file {str(path)!r}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: Any, attribute: str, name: str) -> RewardFunction:
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        there = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise ValueError(f"reward {name!r}: {attribute!r} is not a function there; these are: {', '.join(there)}")
+    return cast(RewardFunction, function)
+
+
+CUSTOMARY_WEIGHTS = {"correct_number": 1.0, "think_format": 0.3, "naive_think_format": 0.3, "language_share": 0.2}
+
+
+def reward_list(names: Sequence[str], weights: Sequence[float] | None = None) -> list[Reward]:
+    """Reward functions by name; without weights, each built-in has its customary one and any other has 1."""
+    if weights is None:
+        weights = [CUSTOMARY_WEIGHTS.get(name, 1.0) for name in names]
+    return [Reward(name, get_reward(name), weight) for name, weight in zip(names, weights, strict=True)]

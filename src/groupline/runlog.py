@@ -1,0 +1,62 @@
+"""A run's files: append-only JSON lines, and a reader that survives a torn last line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+
+class JsonlWriter:
+    """Appends one JSON object a line and flushes it, so a killed run loses at most the line being written."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a JSONL file. A torn last line (a killed writer) is left out; a broken line elsewhere is an error."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return
+            raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        yield row
+
+
+def finite(value: Any) -> Any:
+    """The same value with NaN and infinities as None, which JSON can carry."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(
+        json.dumps(finite(value), ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
+    os.replace(temporary, path)

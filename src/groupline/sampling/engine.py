@@ -1,0 +1,239 @@
+"""The rollout engine: continuous batching over a transformers causal LM, each prompt prefilled once for its answers.
+
+Legend: b live rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from groupline.models.attention import NAME, PackedPlan, planned, set_attention
+from groupline.models.load import end_ids
+from groupline.models.logprobs import find_head
+from groupline.models.lora import Mirror
+from groupline.models.packing import decoder, why_not_shared
+from groupline.records import Completion, SamplingParams
+from groupline.sampling.blocks import PagePool
+from groupline.sampling.cache import DecodePlan, KeyValuePool, prompt_slots
+from groupline.sampling.choose import choose
+from groupline.sampling.draft import Drafts
+from groupline.sampling.scheduler import Answer, Prompt, Scheduler
+from groupline.sampling.unshared import generate_unshared
+
+
+class Engine:
+    """Samples from `model`; call `load_weights` after every update of it.
+
+    tokenizer: needed for stop strings, and its end-of-sequence ids count beside the generation config's.
+    cache_gib: budget for keys and values; by default a quarter of the device's free memory.
+    max_rows: most answers decoded at once. page_size: tokens a cache page. dtype: weights' type while sampling.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        cache_gib: float | None = None,
+        max_rows: int = 256,
+        page_size: int = 32,
+        dtype: torch.dtype | None = None,
+        notify: Callable[[str], None] = print,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_rows, self.page_size, self.cache_gib = max_rows, page_size, cache_gib
+        self.version = 0
+        self.mirror = Mirror(model, dtype)
+        self.model = self.mirror.model
+        self.eos_ids = end_ids(self.model, tokenizer)
+        self.device = next(self.model.parameters()).device
+        self.unshared_reason = why_not_shared(self.model)
+        if self.unshared_reason is None:
+            set_attention(self.model, NAME)
+        else:
+            notify(f"sampling without a shared prompt cache: {self.unshared_reason}")
+        self._pool: KeyValuePool | None = None
+        self._slot_bytes: int | None = None
+
+    def load_weights(self, policy: nn.Module, version: int) -> None:
+        """Bring the sampling weights up to date. `policy` is the model the engine was made with."""
+        self.mirror.refresh()
+        self.version = version
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int = 1,
+        params: SamplingParams | None = None,
+        *,
+        seed: int = 0,
+        keys: Sequence[Hashable] | None = None,
+    ) -> list[list[Completion]]:
+        """`n` answers to every prompt (token ids), in order.
+
+        Draws are keyed by (seed, key of the prompt, number of the answer) and by nothing else, so neither the order
+        of prompts nor the batch changes an answer (up to rounding in the model's products). keys default to the
+        prompt's own tokens and how often they came before in this call.
+        """
+        params = params or SamplingParams()
+        if n < 1 or not prompts:
+            raise ValueError(f"generate: {len(prompts)} prompts with n={n}; both must be at least 1")
+        self._check(prompts, params)
+        keys = _default_keys(prompts) if keys is None else keys
+        if len(keys) != len(prompts):
+            raise ValueError(f"generate: {len(keys)} keys for {len(prompts)} prompts")
+        drafts = Drafts(prompts, n, params, seed, keys, self.eos_ids, self.tokenizer)
+        if self.unshared_reason is not None:
+            generate_unshared(self.model, drafts)
+        else:
+            self._run(drafts)
+        return drafts.completions(self.version)
+
+    def _check(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: Engine(model, tokenizer)")
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        for i, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"generate: prompt {i} has no tokens")
+            if limit is not None and len(prompt) + params.max_new_tokens > limit:
+                raise ValueError(
+                    f"generate: prompt {i} has {len(prompt)} tokens; with {params.max_new_tokens} new ones it passes the "
+                    f"model's limit of {limit} positions; drop the prompt or lower max_new_tokens"
+                )
+
+    def _run(self, drafts: Drafts) -> None:
+        pages = self._page_pool(drafts)
+        scheduler = Scheduler(pages, self.max_rows)
+        for prompt in drafts.prompts:
+            scheduler.add(len(prompt), drafts.n, drafts.params.max_new_tokens)
+        body, head = decoder(self.model), find_head(self.model)
+        first: dict[int, Tensor] = {}  # prompt -> logits of its answers' first token, while answers wait for them
+        plan: DecodePlan | None = None
+        held = 0
+        while not scheduler.done:
+            step = scheduler.schedule()
+            drafts.restart([self._row(drafts, a) for a in step.preempted])
+            if step.prompts:
+                first |= self._prefill(step.prompts, drafts, body, head)
+            if step.started:
+                logits = torch.stack([first[a.prompt.index] for a in step.started])
+                self._draw(drafts, scheduler, step.started, logits)
+                needed = {a.prompt.index for a in scheduler.live} | {p.index for p in scheduler.idle}
+                first = {i: z for i, z in first.items() if i in needed}
+            live = scheduler.live
+            if not live:
+                plan = None
+                continue
+            holding = sum(len(a.pages) for a in live)
+            if plan is None or step.started or step.preempted or holding != held:
+                plan = DecodePlan(self._pool_of(pages), live, pages.size)
+            else:
+                plan.step()
+            held = holding
+            rows = [self._row(drafts, a) for a in live]
+            with planned(plan):
+                hidden = body(
+                    input_ids=torch.from_numpy(drafts.last(rows)).to(self.device)[None],
+                    position_ids=plan.position_ids[None],
+                    use_cache=False,
+                ).last_hidden_state[0]
+            scheduler.advance(live)
+            if self._draw(drafts, scheduler, live, head.logits(hidden)):
+                plan = None
+
+    @staticmethod
+    def _row(drafts: Drafts, answer: Answer) -> int:
+        return answer.prompt.index * drafts.n + answer.number
+
+    def _draw(self, drafts: Drafts, scheduler: Scheduler, answers: list[Answer], logits: Tensor) -> bool:
+        """Draw a token for each answer; end those that are finished. Whether any ended."""
+        rows = [self._row(drafts, a) for a in answers]
+        uniform = torch.from_numpy(drafts.uniform(rows)).to(self.device)
+        drawn = choose(logits, uniform, drafts.params)
+        ended = drafts.record(rows, *(x.cpu().numpy() for x in drawn))
+        if ended.any():
+            scheduler.finish([a for a, end in zip(answers, ended, strict=True) if end])
+        return bool(ended.any())
+
+    def _prefill(self, prompts: list[Prompt], drafts: Drafts, body: Any, head: Any) -> dict[int, Tensor]:
+        """Run prompts once, packed, their keys into the cache; logits [V] of each prompt's last token."""
+        pool = self._pool
+        assert pool is not None
+        ids = [drafts.prompts[p.index] for p in prompts]
+        slots = torch.cat([prompt_slots(p.pages, p.length, self.page_size) for p in prompts]).to(self.device)
+        plan = PackedPlan(
+            [len(i) for i in ids],
+            [[] for _ in ids],
+            self.device,
+            keep=lambda layer, k, v: pool.write(layer, slots, k, v),
+        )
+        positions = list(chain.from_iterable(range(len(i)) for i in ids))
+        with planned(plan):
+            hidden = body(
+                input_ids=torch.tensor([list(chain.from_iterable(ids))], device=self.device),
+                position_ids=torch.tensor([positions], device=self.device),
+                use_cache=False,
+            ).last_hidden_state[0]
+        ends = np.cumsum([len(i) for i in ids]) - 1
+        logits = head.logits(hidden[torch.from_numpy(ends).to(self.device)])
+        return {p.index: z for p, z in zip(prompts, logits, strict=True)}
+
+    def _page_pool(self, drafts: Drafts) -> PagePool:
+        """As many pages as the call can use, within the budget. The tensors are kept while they are large enough."""
+        size = self.page_size
+        if self._slot_bytes is None:
+            self._slot_bytes = self._measure_slot()
+        pages = PagePool(1, size)
+        per_answer = max(1, pages.needed(drafts.params.max_new_tokens - 1))
+        wanted = sum(pages.needed(len(p)) for p in drafts.prompts) + len(drafts.prompts) * drafts.n * per_answer
+        longest = max(pages.needed(len(p)) for p in drafts.prompts)
+        # Rows bound what is live at once; prompts stay resident only while their answers run or come next.
+        wanted = min(wanted, self.max_rows * (per_answer + longest) + longest)
+        budget = self.cache_gib * 2**30 if self.cache_gib is not None else _free_bytes(self.device) / 4
+        total = min(wanted, int(budget / (self._slot_bytes * size)))
+        if total < 1:
+            raise ValueError(f"cache_gib={self.cache_gib} holds not even one page of {size} tokens")
+        if self._pool is None or self._pool.slots < total * size:
+            self._pool = KeyValuePool(total * size, self.device)
+        return PagePool(total, size)
+
+    def _pool_of(self, pages: PagePool) -> KeyValuePool:
+        assert self._pool is not None
+        return self._pool
+
+    def _measure_slot(self) -> int:
+        """Bytes that one token takes in the cache, from a forward of one token."""
+        sizes: dict[int, int] = {}
+
+        def keep(layer: int, key: Tensor, value: Tensor) -> None:
+            sizes[layer] = key[0].numel() * key.element_size() + value[0].numel() * value.element_size()
+
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with planned(PackedPlan([1], [[]], self.device, keep=keep)):
+            decoder(self.model)(input_ids=one, position_ids=one, use_cache=False)
+        return sum(sizes.values())
+
+
+def _default_keys(prompts: Sequence[Sequence[int]]) -> list[str]:
+    seen: dict[tuple[int, ...], int] = {}
+    keys = []
+    for prompt in prompts:
+        ids = tuple(prompt)
+        seen[ids] = seen.get(ids, -1) + 1
+        keys.append(f"{ids}#{seen[ids]}")
+    return keys
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

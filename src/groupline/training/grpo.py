@@ -1,0 +1,157 @@
+"""The loop: sample groups, judge them, weigh them against each other, update, publish the weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupline.batch import Batch, make_batch, rewards_tensor
+from groupline.config import Config
+from groupline.evaluation import evaluate
+from groupline.objective import Objective, kl_estimate
+from groupline.records import Group
+from groupline.training.collect import collect
+from groupline.training.run import RunFolder, results_json
+from groupline.training.setup import Setup, prepare
+from groupline.training.step import fill_reference, train_step
+from groupline.training.summary import summarise
+
+Say = Callable[[str], None]
+
+
+def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
+    """Run GRPO as `config` says, write the run folder, and return what results.json holds.
+
+    given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` in place of what the
+    configuration names. Ctrl-C ends training early with a loadable model and whole files.
+    """
+    with RunFolder(config) as folder:
+        setup = prepare(config, say, **given)
+        say(setup.plan)
+        results = results_json(config, setup)
+        try:
+            results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
+            for step in range(config.steps):
+                results["steps"].append(_step(setup, folder, step, say))
+                last = step + 1 == config.steps
+                if last or (config.eval_every and (step + 1) % config.eval_every == 0):
+                    measured = _held_out(setup, folder, results, step=step + 1)
+                    results["held_out"]["after"] = measured
+        except KeyboardInterrupt:
+            results["interrupted"] = True
+            say(f"interrupted after {len(results['steps'])} steps: saving the model as it is")
+        folder.finish(results, setup.policy, setup.tokenizer)
+        return results
+
+
+def _step(setup: Setup, folder: RunFolder, step: int, say: Say) -> dict[str, Any]:
+    config, began = setup.config, time.perf_counter()
+    groups, seconds = collect(
+        setup.stream.take(step, config.prompts_per_step),
+        setup.engine,
+        setup.tokenizer,
+        setup.rewards,
+        config.num_generations,
+        setup.sampling,
+        seed=config.seed,
+        label=f"step {step}",
+    )
+    batch, seconds["reference"], kl = _batch(setup, groups)
+    start = time.perf_counter()
+    facts: dict[str, float] = {}
+    for _ in range(config.num_iterations):
+        facts = train_step(
+            setup.policy, setup.optimiser, batch, setup.objective, setup.scorer, comparable=not setup.sampling.filters
+        )
+    setup.engine.load_weights(setup.policy, version=step + 1)
+    seconds["train"] = time.perf_counter() - start
+    total = time.perf_counter() - began
+    metrics = summarise(groups, setup.rewards[0].name) | facts | ({} if kl is None else {"kl": kl})
+    tokens = metrics["num_completion_tokens"]
+    metrics |= {
+        "step": step + 1,
+        "step_time": total,
+        "answers_skipped": batch.skipped,
+        "micro_batches": len(batch.micro_batches),
+        "row_tokens": batch.row_tokens,
+        "tokens_per_second": tokens / total,
+        "generated_tokens_per_second": tokens / max(seconds["generate"], 1e-9),
+    }
+    metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
+    folder.log(metrics, groups, batch.advantages.tolist())
+    say(setup.line(metrics))
+    return {
+        "step": step + 1,
+        "reward": metrics["reward"],
+        "frac_groups_with_signal": metrics["frac_groups_with_signal"],
+        "completion_length": metrics["completions/mean_length"],
+        "accuracy": metrics["accuracy"],
+    }
+
+
+def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | None]:
+    """(the step's batch with its reference log-probs, seconds for them, mean KL if it was taken from the reward)."""
+    config, objective, start = setup.config, setup.objective, time.perf_counter()
+
+    def build(objective: Objective, rewards: Tensor | None = None, skip_idle: bool = True) -> Batch:
+        return make_batch(
+            groups,
+            objective,
+            budget=config.max_completion_length,
+            micro_batch_tokens=config.micro_batch_tokens,
+            device=setup.precision.device,
+            rewards=rewards,
+            skip_idle=skip_idle,
+        )
+
+    kl: float | None = None
+    if setup.reference is not None and objective.kl_place == "reward":
+        # Every answer is scored here, masked ones too: each one's reward takes part in its group's baseline.
+        whole = build(objective.replace(mask_truncated=False), skip_idle=False)
+        fill_reference(whole.micro_batches, setup.reference, setup.scorer)
+        rewards, penalty = kl_penalised(whole, rewards_tensor(groups), objective)
+        kl = float(penalty.sum()) / int(whole.lengths.sum())
+        batch = build(objective, rewards)
+    else:
+        batch = build(objective)
+        if setup.reference is not None:
+            fill_reference(batch.micro_batches, setup.reference, setup.scorer)
+    if config.old_logprobs == "sampler":
+        for micro in batch.micro_batches:
+            micro.old_logp = micro.sampler_logp
+    return batch, time.perf_counter() - start, kl
+
+
+def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """(rewards [S] less beta times each answer's KL, those KLs [S] in nats), from the sampler's log-probs.
+
+    whole: a batch that holds every answer, its reference log-probs filled.
+    """
+    penalty = torch.zeros_like(rewards)
+    for micro in whole.micro_batches:
+        assert micro.ref_logp is not None
+        per_token = kl_estimate(micro.sampler_logp, micro.ref_logp, objective.kl).double().cpu()
+        penalty.index_add_(0, torch.tensor(micro.answers)[micro.row.sequence.cpu()], per_token)
+    return rewards - objective.beta * penalty, penalty
+
+
+def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: int) -> dict[str, Any] | None:
+    if not setup.held_out:
+        return None
+    config = setup.config
+    measured, groups = evaluate(
+        setup.engine,
+        setup.tokenizer,
+        setup.held_out,
+        setup.rewards,
+        setup.eval_sampling,
+        samples=config.eval_samples,
+        seed=config.seed,
+    )
+    folder.log_held_out(step, groups)
+    results["held_out"]["history"].append({"step": step, "pass@1": measured["pass@1"]["value"]})
+    return measured

@@ -1,0 +1,30 @@
+"""`groupline eval`: held-out measures of a model as a configuration describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groupline.config import Config, ConfigError
+from groupline.evaluation import evaluate
+from groupline.models.load import choose_precision, load_model, load_tokenizer
+from groupline.sampling import Engine
+from groupline.tasks.source import held_out_problems
+from groupline.training.collect import encode_problems
+from groupline.training.setup import eval_sampling_of, judges_of, prompt_limit
+
+
+def evaluate_config(config: Config) -> dict[str, Any]:
+    """pass@k and the rest of `summarise_held_out` for `config.model` on its held-out problems."""
+    if config.eval_problems == 0:
+        raise ConfigError("eval_problems is 0: there is nothing to evaluate")
+    precision = choose_precision(config.device, config.precision)
+    model = load_model(config.model, precision.device, config.trust_remote_code)
+    tokenizer = load_tokenizer(config.tokenizer or config.model)
+    problems = held_out_problems(config, config.eval_problems)
+    prompted, dropped = encode_problems(problems, tokenizer, config, prompt_limit(config, model))
+    engine = Engine(model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows)
+    measured, _ = evaluate(
+        engine, tokenizer, prompted, judges_of(config), eval_sampling_of(config),
+        samples=config.eval_samples, seed=config.seed,
+    )  # fmt: skip
+    return {"model": config.model, "problems": len(prompted), "dropped": dropped, **measured}

@@ -1,0 +1,93 @@
+"""The optimiser, its schedule, and one guarded update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import get_scheduler
+
+
+class OptimiserSettings(Protocol):
+    """What an optimiser is built from; `Config` and `SftConfig` both have it."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def lr_scheduler_type(self) -> str: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def adam_beta1(self) -> float: ...
+    @property
+    def adam_beta2(self) -> float: ...
+    @property
+    def adam_epsilon(self) -> float: ...
+    @property
+    def max_grad_norm(self) -> float: ...
+
+
+class NonFinite(RuntimeError):
+    """Loss or gradient is NaN or infinite; the weights were not changed."""
+
+
+class Optimiser:
+    """AdamW with a warm-up schedule. `step` clips, updates and advances the schedule."""
+
+    def __init__(
+        self, model: nn.Module, settings: OptimiserSettings, updates: int, scale_gradients: bool = False
+    ) -> None:
+        """updates: optimiser steps of the whole run, for schedules that end. Raises ValueError if nothing trains."""
+        self.parameters: Sequence[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise ValueError(
+                "nothing is trainable: every parameter is frozen; load a PEFT adapter with is_trainable=True, or call "
+                "requires_grad_(True) on what should train"
+            )
+        self.max_grad_norm = settings.max_grad_norm
+        self.adam = torch.optim.AdamW(
+            self.parameters,
+            lr=settings.learning_rate,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+        )
+        self.schedule = get_scheduler(
+            settings.lr_scheduler_type, self.adam, num_warmup_steps=settings.warmup_steps, num_training_steps=updates
+        )
+        self.scaler = torch.amp.GradScaler(enabled=scale_gradients) if scale_gradients else None
+        self.skipped = 0
+
+    def backward(self, loss: Tensor) -> None:
+        (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> dict[str, float]:
+        """One update from the gradients held. Parameters without one get zero, so their moments still evolve.
+
+        With gradient scaling a non-finite gradient skips the update and lowers the scale (counted in `skipped`);
+        without, it raises NonFinite.
+        """
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if self.scaler:
+            self.scaler.unscale_(self.adam)
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or float("inf")))
+        rate = float(self.schedule.get_last_lr()[0])
+        finite = norm == norm and norm != float("inf")
+        if self.scaler:
+            self.scaler.step(self.adam)
+            self.scaler.update()
+            self.skipped += not finite
+        elif finite:
+            self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        if not finite and not self.scaler:
+            raise NonFinite(f"the gradient's norm is {norm}; the weights were left as they were")
+        if finite:
+            self.schedule.step()
+        return {"grad_norm": norm, "learning_rate": rate, "skipped_steps": float(self.skipped)}

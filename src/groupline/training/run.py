@@ -1,0 +1,114 @@
+"""A run's folder: one run each, files whole at any moment.
+
+config.yaml, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, results.json, model/.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import nn
+
+from groupline.config import Config, ConfigError, RunSettings
+from groupline.models.load import save_model
+from groupline.records import Group
+from groupline.runlog import JsonlWriter, write_json
+from groupline.training.setup import Setup
+
+
+def claim(settings: RunSettings) -> Path:
+    """Make the run folder and write the resolved configuration, or refuse a folder that already holds something."""
+    folder = Path(settings.output_dir)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not settings.overwrite:
+            raise ConfigError(
+                f"{folder} already holds a run; give another output_dir, or --overwrite True to delete what is there"
+            )
+        if not (folder / "config.yaml").exists():
+            raise ConfigError(
+                f"{folder} holds files that are not a run's, so it is not overwritten; choose another output_dir"
+            )
+        shutil.rmtree(folder)
+    settings.save(folder / "config.yaml")
+    return folder
+
+
+class RunFolder:
+    """Writes a GRPO run's files. Use as a context manager, so that open files are closed."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.path = claim(config)
+        self._metrics = JsonlWriter(self.path / "metrics.jsonl")
+        self._rollouts = JsonlWriter(self.path / "rollouts.jsonl")
+        self._held_out = JsonlWriter(self.path / "held_out.jsonl")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for writer in (self._metrics, self._rollouts, self._held_out):
+            writer.close()
+
+    def log(self, metrics: dict[str, Any], groups: Sequence[Group], advantages: Sequence[float]) -> None:
+        self._metrics.write(metrics)
+        if self.config.log_rollouts:
+            self._write(self._rollouts, int(metrics["step"]), groups, advantages)
+
+    def log_held_out(self, step: int, groups: Sequence[Group]) -> None:
+        if self.config.log_rollouts:
+            self._write(self._held_out, step, groups, None)
+
+    @staticmethod
+    def _write(writer: JsonlWriter, step: int, groups: Sequence[Group], advantages: Sequence[float] | None) -> None:
+        place = 0
+        for number, group in enumerate(groups):
+            for answer, rollout in enumerate(group.rollouts):
+                c = rollout.completion
+                row = {
+                    "step": step,
+                    "group": number,
+                    "answer_number": answer,
+                    "problem": group.problem.id,
+                    "prompt": group.problem.to_json()["prompt"],
+                    "gold": group.problem.answer,
+                    "text": rollout.text,
+                    "rewards": dict(rollout.rewards),
+                    "reward": rollout.reward,
+                    "advantage": None if advantages is None else advantages[place],
+                    "finish_reason": c.finish_reason,
+                    "policy_version": c.policy_version,
+                    "ids": list(c.ids),
+                    "logprobs": [round(x, 5) for x in c.logprobs],
+                }
+                writer.write(row)
+                place += 1
+
+    def finish(self, results: dict[str, Any], model: nn.Module, tokenizer: Any) -> None:
+        """Write the model, then results.json: where the latter exists, the run is whole."""
+        save_model(model, tokenizer, self.path / "model")
+        write_json(self.path / "results.json", results)
+
+
+def results_json(config: Config, setup: Setup) -> dict[str, Any]:
+    """The frame of results.json before anything was measured."""
+    return {
+        "objective": setup.objective.name,
+        "model": config.model,
+        "seed": config.seed,
+        "steps": [],
+        "interrupted": False,
+        "held_out": {
+            "problems": len(setup.held_out),
+            "samples_per_problem": config.eval_samples,
+            "before": None,
+            "after": None,
+            "history": [],
+        },
+    }

@@ -1,0 +1,230 @@
+"""From a configuration to everything the loop needs, checked before the first token, and the plan in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from groupline.config import Config, ConfigError
+from groupline.models.load import Precision, choose_precision, load_model, load_tokenizer
+from groupline.models.lora import add_lora, is_peft
+from groupline.models.reference import Reference
+from groupline.objective import Objective, get_objective
+from groupline.records import Problem, SamplingParams
+from groupline.rewards import Reward, unreadable_answers
+from groupline.rewards.registry import reward_list
+from groupline.sampling import Engine
+from groupline.tasks.source import held_out_problems, training_problems
+from groupline.tasks.task import get_task
+from groupline.training.collect import ProblemStream, Prompted, encode_problems
+from groupline.training.optim import Optimiser
+from groupline.training.step import Scorer
+
+MOST_PROBLEMS = 20000  # taken from a generated task
+
+
+@dataclass
+class Setup:
+    """Everything one run works with."""
+
+    config: Config
+    precision: Precision
+    tokenizer: Any
+    policy: nn.Module
+    reference: Reference | None
+    objective: Objective
+    rewards: list[Reward]
+    stream: ProblemStream
+    held_out: list[Prompted]
+    dropped: int
+    sampling: SamplingParams
+    eval_sampling: SamplingParams
+    engine: Engine
+    optimiser: Optimiser
+    scorer: Scorer
+    plan: str = ""
+
+    def line(self, m: dict[str, Any]) -> str:
+        """One step in one line. The loss is not in it: on policy it stands near zero whatever is learned."""
+        width = len(str(self.config.steps))
+        kl = f"  kl {m['kl']:.4f}" if "kl" in m else ""
+        return (
+            f"step {m['step']:>{width}}/{self.config.steps}  reward {m['reward']:.3f}  right {m['accuracy']:6.1%}  "
+            f"groups with signal {m['frac_groups_with_signal']:4.0%}  length {m['completions/mean_length']:5.1f}{kl}  "
+            f"grad {m['grad_norm']:.3f}  {m['step_time']:.1f} s (generate {m['time/generate']:.1f}, "
+            f"train {m['time/train']:.1f})"
+        )
+
+
+def prepare(
+    config: Config,
+    say: Callable[[str], None] = print,
+    *,
+    model: nn.Module | None = None,
+    tokenizer: Any = None,
+    rewards: Sequence[Reward] | None = None,
+    problems: Sequence[Problem] | None = None,
+    held_out: Sequence[Problem] | None = None,
+) -> Setup:
+    """Load, check and connect. Raises before any training; every message names what to change."""
+    objective = objective_of(config)
+    precision = choose_precision(config.device, config.precision)
+    judges = list(rewards) if rewards is not None else judges_of(config)
+    if problems is None:
+        problems = training_problems(config, min(MOST_PROBLEMS, config.steps * config.prompts_per_step))
+    if held_out is None:
+        held_out = held_out_problems(config, config.eval_problems)
+    _check_gold(judges, [*problems, *held_out])
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model)
+    passed_in = model is not None
+    policy: Any = model if model is not None else load_model(config.model, trust_remote_code=config.trust_remote_code)
+    policy = policy.to(precision.device)
+    limit = prompt_limit(config, policy)
+    prompted, dropped = encode_problems(problems, tokenizer, config, limit)
+    held, dropped_held = encode_problems(held_out, tokenizer, config, limit)
+    fresh = config.lora_r > 0
+    if fresh:
+        if passed_in and is_peft(policy):
+            raise ConfigError(
+                "lora_r is set, but the model passed in already has an adapter; set lora_r: 0 to train it"
+            )
+        torch.manual_seed(config.seed)
+        policy = add_lora(policy, config.lora_r, config.lora_alpha, config.lora_dropout, config.lora_targets)
+    policy.eval()  # no dropout in sampling, reference and old log-probs; the adapter's own is switched on below
+    for name, module in policy.named_modules():
+        if config.lora_dropout and "lora_dropout" in name:
+            module.train()
+    optimiser = Optimiser(policy, config, config.steps * config.num_iterations, precision.scale_gradients)
+    reference = Reference(policy, fresh) if objective.beta > 0 else None
+    half = precision.compute if precision.compute != torch.float32 else None
+    engine = Engine(policy, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=half, notify=say)
+    scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
+    if reason:
+        say(f"training on padded rows, the prompt repeated for every answer: {reason}")
+    setup = Setup(
+        config, precision, tokenizer, policy, reference, objective, judges, ProblemStream(prompted, config.seed), held,
+        dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
+    )  # fmt: skip
+    setup.plan = describe(setup)
+    return setup
+
+
+def objective_of(config: Config) -> Objective:
+    """The named row with the configuration's changes."""
+    changes: dict[str, Any] = {
+        "clip_low": config.epsilon,
+        "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
+        "delta": config.delta,
+        "scale": config.scale_rewards,
+        "ddof": config.ddof,
+        "mask_truncated": config.mask_truncated_completions,
+        "beta": config.beta,
+    }
+    try:
+        row = get_objective(config.objective)
+        if config.beta and row.kl == "none":
+            changes["kl"] = "k3"
+        return row.replace(**{k: v for k, v in changes.items() if v is not None})
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def sampling_of(config: Config) -> SamplingParams:
+    return SamplingParams(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        max_new_tokens=config.max_completion_length,
+        stop=config.stop,
+    )
+
+
+def eval_sampling_of(config: Config) -> SamplingParams:
+    """Held-out answers are drawn from the whole distribution at `eval_temperature`."""
+    return SamplingParams(
+        temperature=config.eval_temperature, max_new_tokens=config.max_completion_length, stop=config.stop
+    )
+
+
+def judges_of(config: Config) -> list[Reward]:
+    """The reward functions that the configuration names, or its task's own."""
+    names = config.rewards
+    if names is None:
+        names = ("correct_number",) if config.train_file else get_task(config.task).rewards
+    if config.reward_weights is not None and len(config.reward_weights) != len(names):
+        raise ConfigError(f"{len(config.reward_weights)} reward_weights for the rewards {', '.join(names)}")
+    return reward_list(names, config.reward_weights)
+
+
+def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
+    if any(j.name == "correct_number" for j in judges):
+        rows = unreadable_answers([p.answer for p in problems])
+        if rows:
+            shown = ", ".join(f"{problems[r].id} ({problems[r].answer!r})" for r in rows[:5])
+            raise ConfigError(
+                f"the gold answers of {len(rows)} problems hold no number, so correct_number cannot judge them: {shown}"
+            )
+
+
+def prompt_limit(config: Config, model: Any) -> int | None:
+    """Most prompt tokens: the setting, and what the model's positions leave beside a full answer."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    room = None if positions is None else positions - config.max_completion_length
+    if room is not None and room < 1:
+        raise ConfigError(
+            f"max_completion_length is {config.max_completion_length} and the model has {positions} positions; "
+            "leave room for the prompt"
+        )
+    limits = [x for x in (config.max_prompt_length, room) if x is not None]
+    return min(limits, default=None)
+
+
+def describe(setup: Setup) -> str:
+    """The plan: what will be done, how much of it, where, and why so."""
+    c, o = setup.config, setup.objective
+    answers = c.prompts_per_step * c.num_generations
+    longest = max(len(p.ids) for p in setup.stream.prompted)
+    most = c.prompts_per_step * longest + answers * c.max_completion_length
+    every = sum(p.numel() for p in setup.policy.parameters())
+    trained = sum(p.numel() for p in setup.optimiser.parameters)
+    reference = "none (beta 0)" if setup.reference is None else f"{setup.reference.kind}, beta {o.beta:g} on {o.kl}"
+    clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
+    rows = [
+        ("model", f"{c.model}: {every:,} weights, {trained:,} trained"),
+        ("device", str(setup.precision)),
+        ("problems", f"{len(setup.stream.prompted)} to train on, {len(setup.held_out)} held out, {setup.dropped} too long"),
+        ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
+                   f"row tokens in {-(-most // c.micro_batch_tokens)} micro-batches"),
+        ("updates", f"{c.steps} steps x {c.num_iterations} = {c.steps * c.num_iterations}; at most "
+                    f"{c.steps * answers * c.max_completion_length:,} new tokens"),
+        ("objective", f"{o.name}: baseline {o.baseline}, scale {o.scale} (ddof {o.ddof}), ratio {o.ratio}, {clip}, "
+                      f"weight {o.token_weight}"),
+        ("reference", reference),
+        ("rewards", ", ".join(f"{r.weight:g} x {r.name}" for r in setup.rewards)),
+        ("held out", f"{len(setup.held_out)} problems x {c.eval_samples} answers at temperature {c.eval_temperature:g}"),
+        ("writes to", c.output_dir),
+    ]  # fmt: skip
+    note = _differing_defaults(setup)
+    return "\n".join([*(f"{name:>10}  {text}" for name, text in rows), *note])
+
+
+def _differing_defaults(setup: Setup) -> list[str]:
+    """Sampling settings in the model's own generation config that this run does not follow, said aloud."""
+    own = getattr(setup.engine.model, "generation_config", None)
+    p = setup.sampling
+    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p}
+    differ = [
+        f"{k} {v:g} (here {ours[k]:g})"
+        for k in ours
+        if isinstance(v := getattr(own, k, None), (int, float)) and v != ours[k] and not (k == "top_k" and v == 50)
+    ]
+    return (
+        [f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"]
+        if differ
+        else []
+    )

@@ -1,0 +1,142 @@
+"""Batch -> one optimiser step: scoring, loss, backward, update. Micro-batches only add up.
+
+Legend: M scored tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from groupline.batch import Batch, MicroBatch
+from groupline.models.logprobs import find_head, token_logprobs
+from groupline.models.packing import PackedRow, causal_lm, hidden_states, why_not_shared
+from groupline.models.reference import Reference
+from groupline.objective import Objective, PolicyFacts, policy_loss
+from groupline.training.optim import NonFinite, Optimiser
+
+
+@dataclass
+class Scorer:
+    """Log-probs of answers under a model, at the temperature they were drawn with, prompts shared where possible."""
+
+    temperature: float = 1.0
+    shared: bool = True
+    compute: torch.dtype = torch.float32
+
+    @classmethod
+    def for_model(cls, model: nn.Module, temperature: float, compute: torch.dtype) -> tuple[Scorer, str | None]:
+        """A scorer and, if the model's attention cannot be shared, the reason."""
+        reason = why_not_shared(model)
+        return cls(temperature, reason is None, compute), reason
+
+    def __call__(self, model: nn.Module, row: PackedRow) -> tuple[Tensor, Tensor]:
+        """(log-probs [M], differentiable; entropy [M])."""
+        with self._autocast(row.input_ids.device):
+            hidden = hidden_states(model, row, self.shared)
+            return token_logprobs(hidden, find_head(causal_lm(model)), row.targets, self.temperature)
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32)
+
+
+@torch.no_grad()
+def fill_reference(micro_batches: Iterable[MicroBatch], reference: Reference, scorer: Scorer) -> None:
+    """ref_logp of every micro-batch, once a rollout."""
+    with reference.running() as model:
+        for micro in micro_batches:
+            micro.ref_logp = scorer(model, micro.row)[0]
+
+
+@dataclass
+class StepFacts:
+    """Sums over the trained tokens of one optimiser step."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    entropy: float = 0.0
+    policy: PolicyFacts | None = None
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+
+    def add(self, loss: Tensor, entropy: Tensor, policy: PolicyFacts, gap: Tensor) -> None:
+        self.loss += float(loss)
+        self.tokens += len(entropy)
+        self.entropy += float(entropy.sum())
+        self.policy = policy if self.policy is None else self.policy + policy
+        self.gap_sum += float(gap.sum())
+        self.gap_max = max(self.gap_max, float(gap.max()) if len(gap) else 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over trained tokens, under TRL's names. No tokens: only the loss, which is 0."""
+        out = {"loss": self.loss, "num_trained_tokens": float(self.tokens)}
+        if not self.policy or not self.tokens:
+            return out
+        p, n = self.policy, self.tokens
+        low, high = float(p.clip_low) / n, float(p.clip_high) / n
+        out |= {
+            "entropy": self.entropy / n,
+            "ratio/mean": float(p.ratio_sum) / n,
+            "ratio/min": float(p.ratio_min),
+            "ratio/max": float(p.ratio_max),
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+            "sampling/sampling_logp_difference/mean": self.gap_sum / n,
+            "sampling/sampling_logp_difference/max": self.gap_max,
+        }
+        if p.kl_sum is not None:
+            out["kl"] = float(p.kl_sum) / n
+        return out
+
+
+def train_step(
+    policy: nn.Module,
+    optimiser: Optimiser,
+    batch: Batch,
+    objective: Objective,
+    scorer: Scorer,
+    comparable: bool = True,
+) -> dict[str, float]:
+    """One optimiser step; returns its metrics.
+
+    The first pass over a micro-batch without old_logp keeps its own log-probs as the old ones: no extra pass is
+    needed, and the ratio is exactly 1. comparable: whether the sampler's log-probs are of the same distribution.
+    A batch in which nothing carries a gradient still steps, with zero gradients, so the moments evolve as they would.
+    Raises NonFinite, naming the answers, if a log-prob or loss is not finite; no weight has changed then.
+    """
+    facts = StepFacts()
+    for micro in batch.micro_batches:
+        logp, entropy = scorer(policy, micro.row)
+        per_token, policy_facts = policy_loss(
+            logp,
+            micro.old_logp,
+            micro.advantages,
+            objective,
+            sequence=micro.row.sequence,
+            num_sequences=micro.row.num_sequences,
+            ref_logp=micro.ref_logp,
+        )
+        loss = (micro.weights * per_token).sum()
+        if not bool(torch.isfinite(loss)):
+            optimiser.adam.zero_grad(set_to_none=True)
+            raise NonFinite(_blame(micro, logp, per_token))
+        optimiser.backward(loss)
+        now = logp.detach()
+        facts.add(loss.detach(), entropy, policy_facts, (now - micro.sampler_logp).abs() if comparable else now[:0])
+        if micro.old_logp is None:
+            micro.old_logp = now
+    return facts.metrics() | optimiser.step()
+
+
+def _blame(micro: MicroBatch, logp: Tensor, per_token: Tensor) -> str:
+    bad = (~torch.isfinite(per_token)).nonzero().squeeze(-1)
+    what = "log-prob" if not bool(torch.isfinite(logp).all()) else "loss"
+    rows = sorted({micro.answers[int(micro.row.sequence[i])] for i in bad})
+    return (
+        f"a {what} is not finite in answers {rows[:8]} of the step (token {int(bad[0])} of its row); training stopped"
+    )
