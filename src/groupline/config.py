@@ -30,7 +30,7 @@ RENAMED = {
 }
 
 Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0)]
 Fraction01 = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -41,7 +41,7 @@ class ConfigError(ValueError):
 class Settings(BaseModel):
     """Typed, frozen settings. Unknown keys are refused with the nearest valid one, every problem in one message."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def __init__(self, **values: Any) -> None:
         known = type(self).model_fields
@@ -113,7 +113,7 @@ class RunSettings(Settings):
     # Optimiser
     steps: Positive = 100
     """Rollouts; each gives num_iterations optimiser steps."""
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: NonNegative = 0.0
@@ -228,7 +228,7 @@ class Config(RunSettings):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -249,6 +249,8 @@ def explain_unknown(key: str, known: Iterable[str]) -> str:
 
 
 def _explain(error: Any) -> str:
-    key = ".".join(str(part) for part in error["loc"][:1])
+    loc = error["loc"]  # after the key itself come the keys within a nested model, or the member of a union
+    nested = loc[:1] == ("new_model",)
+    key = ".".join(str(part) for part in (loc if nested else loc[:1]))
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{key} is {error['input']!r}: {message}" if key else message

@@ -28,16 +28,17 @@ class JsonlWriter:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSONL file. A torn last line (a killed writer) is left out; a broken line elsewhere is an error."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Split as bytes: a torn line may end inside a character, and str.splitlines also splits at U+2028 and the like.
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
+        except ValueError as error:  # not JSON, or not UTF-8
+            if number == len(lines):  # every whole line ends in a newline, so this one is torn
                 return
-            raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from error
+            raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
         yield row
 
 

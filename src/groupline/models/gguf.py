@@ -22,7 +22,13 @@ def import_gguf(file: Path, folder: Path) -> Path:
         if f.read(4) != b"GGUF":
             raise ValueError(f"{file} is not a GGUF file: it does not begin with the letters GGUF")
     source, name = str(file.parent), file.name
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+    # What was read is marked as quantised, which forbids saving it, though its tensors are plain by now.
+    if getattr(read.config, "quantization_config", None) is not None:
+        del read.config.quantization_config
+    model = type(read)(read.config)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
     save_model(model, tokenizer, folder)
     return folder

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,12 @@ def choose_precision(device: str = "auto", compute: str = "auto") -> Precision:
     """Choose from the device itself: `torch.cuda.is_bf16_supported()` also says yes where bf16 is only emulated."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}; it must be cpu, cuda, cuda:1 or auto") from error
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, but torch finds no CUDA device here; use cpu, or auto")
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     if compute != "auto":
         if compute not in dtypes:
@@ -76,7 +83,9 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     if (Path(source) / "adapter_config.json").exists():
         settings = json.loads((Path(source) / "adapter_config.json").read_text(encoding="utf-8"))
         base = load_model(settings["base_model_name_or_path"], device, trust_remote_code)
-        adapted: nn.Module = PeftModel.from_pretrained(base, source, is_trainable=True).to(device)
+        with warnings.catch_warnings():  # peft asks for an attribute that transformers is renaming
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+            adapted: nn.Module = PeftModel.from_pretrained(base, source, is_trainable=True).to(device)
         return adapted
     model = AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True
@@ -98,7 +107,7 @@ def _refuse_pickles(folder: Path) -> None:
     raise FileNotFoundError(f"model folder {folder} has no *.safetensors weights")
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model. Errors name the folder and the remedy."""
     source = resolve_model(name)
     path = Path(source)
@@ -107,7 +116,7 @@ def load_tokenizer(name: str) -> Any:
             f"model folder {name} has no tokenizer (tokenizer.json); copy the base model's tokenizer files into it, "
             "or name one with the `tokenizer` setting"
         )
-    return AutoTokenizer.from_pretrained(source)
+    return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
 
 
 def end_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
@@ -121,19 +130,25 @@ def end_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
 
 
 def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
-    """Write model (or adapter) and tokenizer in Hugging Face format: all files first, then one rename."""
+    """Write model (or adapter) and tokenizer in Hugging Face format: all files first, then renamed into place.
+
+    A kill leaves either the earlier folder or the new one whole, the earlier one at worst under the name
+    `.<name>-<random>-old`; what such a kill left behind is removed by the next save.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.parent.glob(f".{folder.name}-*"):
+        if folder.exists() or not leftover.name.endswith("-old"):
+            shutil.rmtree(leftover)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     os.chmod(temporary, 0o755)
     model.save_pretrained(temporary)  # type: ignore[operator]
     tokenizer.save_pretrained(temporary)
-    json.loads((temporary / ("adapter_config.json" if hasattr(model, "peft_config") else "config.json")).read_text())
+    for file in temporary.iterdir():
+        os.chmod(file, 0o644)  # safetensors writes files that only their owner may read
     if folder.exists():
-        old = folder.with_name(f".{folder.name}-old")
+        old = temporary.with_name(f"{temporary.name}-old")
         os.replace(folder, old)
         os.replace(temporary, folder)
-        for file in sorted(old.rglob("*"), reverse=True):
-            file.unlink() if file.is_file() else file.rmdir()
-        old.rmdir()
+        shutil.rmtree(old)
     else:
         os.replace(temporary, folder)

@@ -43,12 +43,20 @@ def find_head(model: nn.Module) -> Head:
         raise ValueError(f"{type(model).__name__} has no output embeddings; groupline trains causal language models")
     base = getattr(layer, "base_layer", layer)
     weight: Tensor = base.weight
+    bias: Tensor | None = getattr(base, "bias", None)
     for name in getattr(layer, "active_adapters", []) if base is not layer else []:
-        if not layer.disable_adapters and name in layer.lora_A:  # LoRA on the head: its effective weight
-            weight = weight + layer.scaling[name] * (layer.lora_B[name].weight @ layer.lora_A[name].weight)
-    config = model.config
+        if not layer.disable_adapters and name in layer.lora_A:  # LoRA on the head: its effective weight and bias
+            if name in layer.lora_variant:
+                raise ValueError(
+                    f"adapter {name!r} on the head is a variant of LoRA (DoRA for instance); use plain LoRA there"
+                )
+            scaling, up = layer.scaling[name], layer.lora_B[name]
+            weight = (weight + scaling * (up.weight @ layer.lora_A[name].weight)).to(base.weight.dtype)
+            if up.bias is not None:
+                bias = (scaling * up.bias if bias is None else bias + scaling * up.bias).to(base.weight.dtype)
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    return Head(weight, getattr(base, "bias", None), scale, getattr(config, "final_logit_softcapping", None))
+    return Head(weight, bias, scale, getattr(config, "final_logit_softcapping", None))
 
 
 def token_logprobs(hidden: Tensor, head: Head, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -92,7 +100,8 @@ class _TokenLogProbs(torch.autograd.Function):
         d_bias = torch.zeros_like(bias) if need_bias else None
         for rows in _chunks(len(hidden), weight.shape[0]):
             g = grads[0][rows, None] / ctx.temperature  # [c, 1]
-            z = head.logits(hidden[rows])
+            h = hidden[rows].to(weight.dtype)  # under autocast the two may differ, and no autocast is on here
+            z = head.logits(h)
             # d logp / d (z / temperature) = onehot - softmax
             dz = torch.exp(z / ctx.temperature - lse[rows, None]).mul_(-g)
             dz.scatter_add_(-1, targets[rows, None], g)
@@ -104,7 +113,7 @@ class _TokenLogProbs(torch.autograd.Function):
             if d_hidden is not None:
                 d_hidden[rows] = (dz @ weight).to(hidden.dtype)
             if d_weight is not None:
-                d_weight.addmm_(dz.T, hidden[rows].to(weight.dtype))
+                d_weight.addmm_(dz.T, h)
             if d_bias is not None:
                 d_bias += dz.sum(0)
         return d_hidden, d_weight, d_bias, None, None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -35,7 +36,9 @@ def add_lora(
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    with warnings.catch_warnings():  # peft asks for an attribute that transformers is renaming
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        return get_peft_model(model, config)
 
 
 class Mirror:
@@ -68,7 +71,8 @@ class Mirror:
     def _fold(self, name: str, layer: Any, dtype: torch.dtype | None) -> None:
         base = layer.get_base_layer()
         active = [a for a in layer.active_adapters if a in layer.lora_A]
-        if not isinstance(base, nn.Linear) or any(layer.use_dora.get(a, False) for a in active):
+        plain_lora = not any(a in layer.lora_variant or layer.lora_bias.get(a, False) for a in active)
+        if not isinstance(base, nn.Linear) or not plain_lora:
             return  # the layer keeps its adapter and runs it at every step: slower, never stale
         plain = copy.copy(base)
         plain._parameters = dict(base._parameters)
@@ -80,7 +84,9 @@ class Mirror:
         def fill() -> None:
             total: Tensor = base.weight
             for a in active:
-                total = torch.addmm(total, layer.lora_B[a].weight, layer.lora_A[a].weight, alpha=layer.scaling[a])
+                up, down = layer.lora_B[a].weight, layer.lora_A[a].weight
+                wide = torch.promote_types(total.dtype, up.dtype)  # peft keeps fp32 adapters on a half-precision base
+                total = torch.addmm(total.to(wide), up, down, alpha=layer.scaling[a])
             weight.copy_(total)
 
         self._fills.append(fill)

@@ -5,11 +5,13 @@ Legend: N row tokens, M scored tokens, S answers, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from groupline.models.attention import PackedPlan, UnsupportedAttention, planned, shared_attention
@@ -74,8 +76,19 @@ def pack(prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], device: torch
 
 def causal_lm(model: nn.Module) -> nn.Module:
     """The transformers model inside a PEFT wrapper (its adapters stay in place), or the model itself."""
-    wrapped: Any = model
-    return wrapped.get_base_model() if hasattr(model, "peft_config") else model
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout inside; then each module as it was: an adapter's dropout may train in a model that does not."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def decoder(model: nn.Module) -> Any:
@@ -122,34 +135,45 @@ def why_not_shared(model: nn.Module) -> str | None:
 
     Runs two short groups through both paths and compares logits: a model whose layers mix tokens outside
     attention (state-space layers, convolutions, ALiBi) shows here, whatever its configuration says.
+    Raises ValueError if plain rows through `find_head` do not give the model's own logits either: training it would
+    optimise another distribution than the one that is sampled.
     """
     inner = causal_lm(model)
-    if not getattr(inner, "_supports_attention_backend", False) and not getattr(inner, "_supports_sdpa", False):
-        return f"{type(inner).__name__} does not take its attention from AttentionInterface"
-    weight = find_head(inner).weight
-    vocabulary = min(weight.shape[0], int(getattr(inner.config, "vocab_size", weight.shape[0])))
+    head = find_head(inner)
+    vocabulary = min(head.weight.shape[0], int(getattr(inner.config, "vocab_size", head.weight.shape[0])))
     draw = torch.Generator().manual_seed(0)
 
     def some(n: int) -> list[int]:
         return torch.randint(0, vocabulary, (n,), generator=draw).tolist()
 
-    row = pack([some(7), some(4)], [[some(5), some(3)], [some(6)]], weight.device)
-    training = inner.training
-    inner.eval()
+    row = pack([some(7), some(4)], [[some(5), some(3)], [some(6)]], head.weight.device)
+    limit = 1e-3 if head.weight.dtype in (torch.float32, torch.float64) else 5e-2
+    with torch.no_grad(), eval_mode(inner):
+        plain = _plain_logits(inner, row)
+
+        def gap(shared: bool) -> float:
+            ours = head.logits(hidden_states(inner, row, shared))
+            return float((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-9))
+
+        reason = _why_not_packed(inner, gap, limit)
+        if reason is not None and gap(False) >= limit:
+            raise ValueError(
+                f"{type(inner).__name__} makes its logits from its last hidden states in a way that groupline does "
+                f"not know (they differ by {gap(False):.1e} of the largest logit)"
+            )
+    return reason
+
+
+def _why_not_packed(inner: Any, gap: Callable[[bool], float], limit: float) -> str | None:
+    if not getattr(inner, "_supports_attention_backend", False) and not getattr(inner, "_supports_sdpa", False):
+        return f"{type(inner).__name__} does not take its attention from AttentionInterface"
     try:
-        with torch.no_grad():
-            head = find_head(inner)
-            ours = head.logits(hidden_states(inner, row, shared=True))
-            plain = _plain_logits(inner, row)
+        difference = gap(True)
     except UnsupportedAttention as error:
         return str(error)
-    finally:
-        inner.train(training)
-    gap = float((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-9))
-    limit = 1e-3 if weight.dtype in (torch.float32, torch.float64) else 5e-2
-    if gap < limit:
+    if difference < limit:
         return None
-    return f"{type(inner).__name__}: packed and plain logits differ by {gap:.1e} of the largest logit"
+    return f"{type(inner).__name__}: packed and plain logits differ by {difference:.1e} of the largest logit"
 
 
 def _plain_logits(model: Any, row: PackedRow) -> Tensor:

@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 
 from groupline.models.lora import is_peft
+from groupline.models.packing import eval_mode
 
 
 class Reference:
-    """`with reference.running() as model:` gives a model whose log-probs are the reference's.
+    """`with reference.running() as model:` gives a model whose log-probs are the reference's, dropout off.
 
     kind: "adapter off" (a fresh LoRA: the base itself), "starting adapter" (a PEFT model passed in: its adapter as it
     was, kept as a copy of the adapter's weights only) or "frozen copy" (full fine-tune: a copy of the weights passed
@@ -36,16 +37,22 @@ class Reference:
     def running(self) -> Iterator[nn.Module]:
         if self.kind == "frozen copy":
             yield self._copy
-        elif self.kind == "adapter off":
+            return
+        with eval_mode(self.policy), self._starting_weights():
+            yield self.policy
+
+    @contextmanager
+    def _starting_weights(self) -> Iterator[None]:
+        if self.kind == "adapter off":
             with self.policy.disable_adapter():
-                yield self.policy
+                yield
         else:
             now = {n: p for n, p in self.policy.named_parameters() if n in self._saved}
             trained = {n: p.data for n, p in now.items()}
             try:
                 for name, parameter in now.items():
                     parameter.data = self._saved[name]
-                yield self.policy
+                yield
             finally:
                 for name, parameter in now.items():
                     parameter.data = trained[name]

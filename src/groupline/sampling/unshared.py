@@ -52,12 +52,19 @@ def generate_unshared(model: Any, drafts: Drafts) -> None:
     device = next(model.parameters()).device
     end = int(drafts.eos_ids[0]) if len(drafts.eos_ids) else 0
     config = GenerationConfig(max_new_tokens=drafts.params.max_new_tokens, do_sample=False, pad_token_id=end)
-    for p, prompt in enumerate(drafts.prompts):
-        chooser = _Chooser(drafts, list(range(p * drafts.n, (p + 1) * drafts.n)), end)
-        model.generate(
-            torch.tensor([prompt] * drafts.n, device=device),
-            attention_mask=torch.ones(drafts.n, len(prompt), dtype=torch.long, device=device),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([chooser]),
-            stopping_criteria=[_AllEnded(chooser)],
-        )
+    own = model.generation_config
+    # `generate` fills unset values from the model's own config: its end ids would end rows that `drafts` lets go on,
+    # and a repetition penalty or suppressed tokens would change the logits before `choose` sees them.
+    model.generation_config = GenerationConfig()
+    try:
+        for p, prompt in enumerate(drafts.prompts):
+            chooser = _Chooser(drafts, list(range(p * drafts.n, (p + 1) * drafts.n)), end)
+            model.generate(
+                torch.tensor([prompt] * drafts.n, device=device),
+                attention_mask=torch.ones(drafts.n, len(prompt), dtype=torch.long, device=device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([chooser]),
+                stopping_criteria=[_AllEnded(chooser)],
+            )
+    finally:
+        model.generation_config = own

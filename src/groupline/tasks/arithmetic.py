@@ -30,6 +30,7 @@ TEMPLATES: dict[int, tuple[Template, ...]] = {
     3: arithmetic_three_steps.TEMPLATES,
 }
 _JOIN = {"th": " ", "zh": "，", "en": ", "}
+_IN_THE_HEAD = {"th": "คิดในใจ", "zh": "心算", "en": "mental arithmetic"}
 _TRIES = 20_000
 
 
@@ -49,7 +50,8 @@ def generate(
     step_weights: how often problems of one, two and three steps are drawn, relative to each other.
     Train and held-out problems never meet, whatever their language, seed or difficulty (see `Drawn.split`).
 
-    Each problem's columns are `language`, `steps` and `solution`, a completion that earns every reward.
+    Each problem's columns are `language`, `steps`, and two completions that earn every reward: `solution`, worked step
+    by step, and `short_solution`, which only gives the answer.
 
     Raises:
         ValueError: an argument is out of range, or the settings allow fewer than `count` different problems.
@@ -115,5 +117,6 @@ def _problem(drawn: Drawn, name: str, language: Language, problem_id: str) -> Pr
             "language": language,
             "steps": len(drawn.equations),
             "solution": f"<think>{thought}</think>\n{drawn.result}",
+            "short_solution": f"<think>{_IN_THE_HEAD[language]}</think>\n{drawn.result}",
         },
     )

@@ -15,9 +15,10 @@ from groupline.evaluation import evaluate
 from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
 from groupline.training.collect import collect
-from groupline.training.run import RunFolder, results_json
+from groupline.training.optim import NonFinite
+from groupline.training.run import RunFolder, check_unused, results_json, results_row
 from groupline.training.setup import Setup, prepare
-from groupline.training.step import fill_reference, train_step
+from groupline.training.step import fill_old, fill_reference, train_step
 from groupline.training.summary import summarise
 
 Say = Callable[[str], None]
@@ -29,14 +30,17 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
     given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` in place of what the
     configuration names. Ctrl-C ends training early with a loadable model and whole files.
     """
+    check_unused(config)
+    setup = prepare(config, say, **given)
     with RunFolder(config) as folder:
-        setup = prepare(config, say, **given)
         say(setup.plan)
         results = results_json(config, setup)
         try:
             results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
             for step in range(config.steps):
-                results["steps"].append(_step(setup, folder, step, say))
+                metrics = _step(setup, folder, step)
+                results["steps"].append(results_row(metrics))
+                say(setup.line(metrics))
                 last = step + 1 == config.steps
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
@@ -44,11 +48,15 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
         except KeyboardInterrupt:
             results["interrupted"] = True
             say(f"interrupted after {len(results['steps'])} steps: saving the model as it is")
+        except NonFinite as error:
+            results["error"] = str(error)
+            folder.finish(results, setup.policy, setup.tokenizer)
+            raise
         folder.finish(results, setup.policy, setup.tokenizer)
         return results
 
 
-def _step(setup: Setup, folder: RunFolder, step: int, say: Say) -> dict[str, Any]:
+def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
     config, began = setup.config, time.perf_counter()
     groups, seconds = collect(
         setup.stream.take(step, config.prompts_per_step),
@@ -72,8 +80,11 @@ def _step(setup: Setup, folder: RunFolder, step: int, say: Say) -> dict[str, Any
     total = time.perf_counter() - began
     metrics = summarise(groups, setup.rewards[0].name) | facts | ({} if kl is None else {"kl": kl})
     tokens = metrics["num_completion_tokens"]
+    setup.tokens_seen += int(metrics["num_prompt_tokens"] + tokens)
     metrics |= {
         "step": step + 1,
+        "epoch": (step + 1) * config.prompts_per_step / len(setup.stream.prompted),
+        "num_tokens": setup.tokens_seen,
         "step_time": total,
         "answers_skipped": batch.skipped,
         "micro_batches": len(batch.micro_batches),
@@ -83,14 +94,7 @@ def _step(setup: Setup, folder: RunFolder, step: int, say: Say) -> dict[str, Any
     }
     metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
     folder.log(metrics, groups, batch.advantages.tolist())
-    say(setup.line(metrics))
-    return {
-        "step": step + 1,
-        "reward": metrics["reward"],
-        "frac_groups_with_signal": metrics["frac_groups_with_signal"],
-        "completion_length": metrics["completions/mean_length"],
-        "accuracy": metrics["accuracy"],
-    }
+    return metrics
 
 
 def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | None]:
@@ -123,6 +127,8 @@ def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | Non
     if config.old_logprobs == "sampler":
         for micro in batch.micro_batches:
             micro.old_logp = micro.sampler_logp
+    elif config.lora_dropout > 0:
+        fill_old(batch.micro_batches, setup.policy, setup.scorer)
     return batch, time.perf_counter() - start, kl
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from groupline.config import Config, ConfigError
 from groupline.evaluation import evaluate
@@ -13,16 +16,17 @@ from groupline.training.collect import encode_problems
 from groupline.training.setup import eval_sampling_of, judges_of, prompt_limit
 
 
-def evaluate_config(config: Config) -> dict[str, Any]:
+def evaluate_config(config: Config, say: Callable[[str], None] = print) -> dict[str, Any]:
     """pass@k and the rest of `summarise_held_out` for `config.model` on its held-out problems."""
     if config.eval_problems == 0:
         raise ConfigError("eval_problems is 0: there is nothing to evaluate")
     precision = choose_precision(config.device, config.precision)
     model = load_model(config.model, precision.device, config.trust_remote_code)
-    tokenizer = load_tokenizer(config.tokenizer or config.model)
+    tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     problems = held_out_problems(config, config.eval_problems)
     prompted, dropped = encode_problems(problems, tokenizer, config, prompt_limit(config, model))
-    engine = Engine(model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows)
+    half = precision.compute if precision.compute != torch.float32 else None  # as evaluation inside training does
+    engine = Engine(model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=half, notify=say)
     measured, _ = evaluate(
         engine, tokenizer, prompted, judges_of(config), eval_sampling_of(config),
         samples=config.eval_samples, seed=config.seed,

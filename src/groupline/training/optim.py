@@ -31,7 +31,7 @@ class OptimiserSettings(Protocol):
     def max_grad_norm(self) -> float: ...
 
 
-class NonFinite(RuntimeError):
+class NonFinite(FloatingPointError):
     """Loss or gradient is NaN or infinite; the weights were not changed."""
 
 
@@ -56,10 +56,14 @@ class Optimiser:
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
         )
+        kind = settings.lr_scheduler_type
         self.schedule = get_scheduler(
-            settings.lr_scheduler_type, self.adam, num_warmup_steps=settings.warmup_steps, num_training_steps=updates
+            "constant_with_warmup" if kind == "constant" else kind,  # transformers' "constant" has no warm-up
+            self.adam,
+            num_warmup_steps=settings.warmup_steps,
+            num_training_steps=updates,
         )
-        self.scaler = torch.amp.GradScaler(enabled=scale_gradients) if scale_gradients else None
+        self.scaler = torch.amp.GradScaler(self.parameters[0].device.type) if scale_gradients else None
         self.skipped = 0
 
     def backward(self, loss: Tensor) -> None:

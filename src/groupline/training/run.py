@@ -20,8 +20,8 @@ from groupline.runlog import JsonlWriter, write_json
 from groupline.training.setup import Setup
 
 
-def claim(settings: RunSettings) -> Path:
-    """Make the run folder and write the resolved configuration, or refuse a folder that already holds something."""
+def check_unused(settings: RunSettings) -> Path:
+    """The run's folder; refuses one that already holds something. Changes nothing."""
     folder = Path(settings.output_dir)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not settings.overwrite:
@@ -32,6 +32,16 @@ def claim(settings: RunSettings) -> Path:
             raise ConfigError(
                 f"{folder} holds files that are not a run's, so it is not overwritten; choose another output_dir"
             )
+    return folder
+
+
+def claim(settings: RunSettings) -> Path:
+    """Make the run's folder, in place of an earlier run's if that was asked for, and write the resolved configuration.
+
+    Called once everything else was checked, so a run that is refused neither leaves a folder nor deletes one.
+    """
+    folder = check_unused(settings)
+    if folder.exists() and any(folder.iterdir()):
         shutil.rmtree(folder)
     settings.save(folder / "config.yaml")
     return folder
@@ -111,4 +121,15 @@ def results_json(config: Config, setup: Setup) -> dict[str, Any]:
             "after": None,
             "history": [],
         },
+    }
+
+
+def results_row(metrics: dict[str, Any]) -> dict[str, Any]:
+    """A step's row of results.json."""
+    return {
+        "step": metrics["step"],
+        "reward": metrics["reward"],
+        "frac_groups_with_signal": metrics["frac_groups_with_signal"],
+        "completion_length": metrics["completions/mean_length"],
+        "accuracy": metrics["accuracy"],
     }

@@ -47,6 +47,7 @@ class Setup:
     optimiser: Optimiser
     scorer: Scorer
     plan: str = ""
+    tokens_seen: int = 0
 
     def line(self, m: dict[str, Any]) -> str:
         """One step in one line. The loss is not in it: on policy it stands near zero whatever is learned."""
@@ -72,14 +73,21 @@ def prepare(
 ) -> Setup:
     """Load, check and connect. Raises before any training; every message names what to change."""
     objective = objective_of(config)
+    if objective.kl_place == "reward" and objective.beta > 0 and sampling_of(config).filters:
+        raise ConfigError(
+            f"objective {objective.name} takes its KL from the sampler's log-probs, and top_p, top_k or min_p make those "
+            "another distribution's; use no filter, or beta: 0"
+        )
     precision = choose_precision(config.device, config.precision)
     judges = list(rewards) if rewards is not None else judges_of(config)
     if problems is None:
         problems = training_problems(config, min(MOST_PROBLEMS, config.steps * config.prompts_per_step))
     if held_out is None:
         held_out = held_out_problems(config, config.eval_problems)
+    if not problems:
+        raise ConfigError("there are no problems to train on: `problems` is empty")
     _check_gold(judges, [*problems, *held_out])
-    tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model)
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     passed_in = model is not None
     policy: Any = model if model is not None else load_model(config.model, trust_remote_code=config.trust_remote_code)
     policy = policy.to(precision.device)

@@ -23,8 +23,9 @@ from groupline.records import Problem
 from groupline.runlog import JsonlWriter
 from groupline.tasks.source import training_problems
 from groupline.training.optim import Optimiser
+from groupline.training.run import check_unused, claim
 
-Example = tuple[list[int], list[int]]
+Example = tuple[list[int], list[list[int]]]  # a prompt and the answers to learn from
 
 
 class SftConfig(RunSettings):
@@ -36,21 +37,23 @@ class SftConfig(RunSettings):
     """Training problems taken from the task."""
     batch_size: Positive = 64
     """Examples an update."""
-    solution_column: str = "solution"
-    """Column that holds the worked answer."""
+    solution_columns: tuple[str, ...] = Field(default=("solution",), min_length=1)
+    """Columns that hold answers to learn from; a column named twice counts twice."""
     steps: Positive = 300
-    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(default=1e-3, gt=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "cosine"
     output_dir: str = "runs/sft"
 
 
 def sft(config: SftConfig, say: Callable[[str], None] = print) -> Path:
     """Train as `config` says and save the model in Hugging Face format; returns its folder."""
+    check_unused(config)
     problems = training_problems(config, config.problems)
-    lacking = next((p for p in problems if config.solution_column not in p.columns), None)
-    if lacking is not None:
-        have = ", ".join(lacking.columns) or "no columns"
-        raise ValueError(f"problem {lacking.id!r} has no {config.solution_column!r} to learn from; it has {have}")
+    for problem in problems:
+        lacking = [name for name in config.solution_columns if name not in problem.columns]
+        if lacking:
+            have = ", ".join(problem.columns) or "no columns"
+            raise ValueError(f"problem {problem.id!r} has no {lacking[0]!r} to learn from; it has {have}")
     precision = choose_precision(config.device, config.precision)
     model, tokenizer = _start(config, problems)
     model = model.to(precision.device)
@@ -59,15 +62,15 @@ def sft(config: SftConfig, say: Callable[[str], None] = print) -> Path:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     say(f"supervised fine-tuning: {len(problems)} examples, {config.steps} updates of {config.batch_size}, "
         f"{trained:,} trained weights, {precision}")  # fmt: skip
-    folder = Path(config.output_dir)
-    log = JsonlWriter(folder / "metrics.jsonl")
     examples = [
         (encode_prompt(tokenizer, p.prompt, config.chat_template_kwargs),
-         encode_answer(tokenizer, str(p.columns[config.solution_column])))
+         [encode_answer(tokenizer, text) for text in _solutions(p, config)])
         for p in problems
     ]  # fmt: skip
     optimiser = Optimiser(model, config, config.steps, precision.scale_gradients)
     shared = why_not_shared(model) is None
+    folder = claim(config)
+    log = JsonlWriter(folder / "metrics.jsonl")
     began = time.perf_counter()
     for step, batch in enumerate(_batches(examples, config.batch_size, config.steps, config.seed), 1):
         loss, tokens = supervised_step(model, optimiser, batch, config.micro_batch_tokens, shared, precision.compute)
@@ -92,10 +95,10 @@ def supervised_step(
 ) -> tuple[float, int]:
     """One update on -log p of the answers' tokens, each weighted 1 / all answer tokens; (loss in nats, tokens)."""
     device = next(model.parameters()).device
-    total = sum(len(answer) for _, answer in batch)
+    total = sum(len(answer) for _, answers in batch for answer in answers)
     loss_sum = 0.0
-    for part in _parts(sorted(batch, key=lambda e: len(e[0]) + len(e[1])), micro_batch_tokens):
-        row = pack([p for p, _ in part], [[a] for _, a in part], device)
+    for part in _parts(sorted(batch, key=_tokens), micro_batch_tokens):
+        row = pack([p for p, _ in part], [answers for _, answers in part], device)
         with torch.autocast(device.type, compute, enabled=compute != torch.float32):
             hidden = hidden_states(model, row, shared)
             logp, _ = token_logprobs(hidden, find_head(causal_lm(model)), row.targets)
@@ -110,13 +113,17 @@ def _parts(batch: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
     part: list[Example] = []
     size = 0
     for example in batch:
-        length = len(example[0]) + len(example[1])
+        length = _tokens(example)
         if part and size + length > tokens:
             yield part
             part, size = [], 0
         part.append(example)
         size += length
     yield part
+
+
+def _tokens(example: Example) -> int:
+    return len(example[0]) + sum(map(len, example[1]))
 
 
 def _batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> Iterator[list[Example]]:
@@ -134,11 +141,15 @@ def _batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> I
 
 def _start(config: SftConfig, problems: Sequence[Problem]) -> tuple[Any, Any]:
     if config.new_model is None:
-        tokenizer = load_tokenizer(config.tokenizer or config.model)
+        tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
         return load_model(config.model, trust_remote_code=config.trust_remote_code), tokenizer
-    texts = [text for p in problems[:4000] for text in (*_texts(p), str(p.columns[config.solution_column]))]
+    texts = [text for p in problems[:4000] for text in (*_texts(p), *_solutions(p, config))]
     tokenizer = new_tokenizer(texts, config.new_model.vocab_size)
     return new_model(config.new_model, tokenizer, config.seed), tokenizer
+
+
+def _solutions(problem: Problem, config: SftConfig) -> list[str]:
+    return [str(problem.columns[name]) for name in config.solution_columns]
 
 
 def _texts(problem: Problem) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from groupline.batch import Batch, MicroBatch
 from groupline.models.logprobs import find_head, token_logprobs
-from groupline.models.packing import PackedRow, causal_lm, hidden_states, why_not_shared
+from groupline.models.packing import PackedRow, causal_lm, eval_mode, hidden_states, why_not_shared
 from groupline.models.reference import Reference
 from groupline.objective import Objective, PolicyFacts, policy_loss
 from groupline.training.optim import NonFinite, Optimiser
@@ -46,10 +46,18 @@ class Scorer:
 
 @torch.no_grad()
 def fill_reference(micro_batches: Iterable[MicroBatch], reference: Reference, scorer: Scorer) -> None:
-    """ref_logp of every micro-batch, once a rollout."""
+    """ref_logp of every micro-batch, once a rollout, without dropout."""
     with reference.running() as model:
         for micro in micro_batches:
             micro.ref_logp = scorer(model, micro.row)[0]
+
+
+@torch.no_grad()
+def fill_old(micro_batches: Iterable[MicroBatch], policy: nn.Module, scorer: Scorer) -> None:
+    """old_logp of every micro-batch in a pass of its own: needed where training has dropout, which old ones have not."""
+    with eval_mode(policy):
+        for micro in micro_batches:
+            micro.old_logp = scorer(policy, micro.row)[0]
 
 
 @dataclass
@@ -61,15 +69,16 @@ class StepFacts:
     entropy: float = 0.0
     policy: PolicyFacts | None = None
     gap_sum: float = 0.0
-    gap_max: float = 0.0
+    gap_max: float | None = None
 
-    def add(self, loss: Tensor, entropy: Tensor, policy: PolicyFacts, gap: Tensor) -> None:
+    def add(self, loss: Tensor, entropy: Tensor, policy: PolicyFacts, gap: Tensor | None) -> None:
         self.loss += float(loss)
         self.tokens += len(entropy)
         self.entropy += float(entropy.sum())
         self.policy = policy if self.policy is None else self.policy + policy
-        self.gap_sum += float(gap.sum())
-        self.gap_max = max(self.gap_max, float(gap.max()) if len(gap) else 0.0)
+        if gap is not None:
+            self.gap_sum += float(gap.sum())
+            self.gap_max = max(self.gap_max or 0.0, float(gap.max()))
 
     def metrics(self) -> dict[str, float]:
         """Means over trained tokens, under TRL's names. No tokens: only the loss, which is 0."""
@@ -86,9 +95,10 @@ class StepFacts:
             "clip_ratio/low_mean": low,
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,
-            "sampling/sampling_logp_difference/mean": self.gap_sum / n,
-            "sampling/sampling_logp_difference/max": self.gap_max,
         }
+        if self.gap_max is not None:
+            out["sampling/sampling_logp_difference/mean"] = self.gap_sum / n
+            out["sampling/sampling_logp_difference/max"] = self.gap_max
         if p.kl_sum is not None:
             out["kl"] = float(p.kl_sum) / n
         return out
@@ -127,7 +137,7 @@ def train_step(
             raise NonFinite(_blame(micro, logp, per_token))
         optimiser.backward(loss)
         now = logp.detach()
-        facts.add(loss.detach(), entropy, policy_facts, (now - micro.sampler_logp).abs() if comparable else now[:0])
+        facts.add(loss.detach(), entropy, policy_facts, (now - micro.sampler_logp).abs() if comparable else None)
         if micro.old_logp is None:
             micro.old_logp = now
     return facts.metrics() | optimiser.step()

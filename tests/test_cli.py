@@ -1,0 +1,268 @@
+"""The command line: what it prints, its exit status, and how it ends when it is told to."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from training.small import LETTERS, make_start, rows
+from transformers import AutoModelForCausalLM
+
+from groupline.cli import main, settings
+from groupline.config import Config, ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_start(tmp_path_factory.mktemp("start") / "model")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, start: Path) -> Path:
+    return write_recipe(tmp_path, start)
+
+
+def write_recipe(folder: Path, start: Path, **changes: Any) -> Path:
+    (folder / "sums.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}+{i}=", "answer": 2 * i}) + "\n" for i in range(12)), encoding="utf-8"
+    )
+    (folder / "judge.py").write_text(
+        "def even(completion_ids, **_):\n"
+        "    return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]\n"
+    )
+    values = {
+        "model": str(start), "train_file": str(folder / "sums.jsonl"), "eval_file": str(folder / "sums.jsonl"),
+        "rewards": ["correct_number", f"{folder}/judge.py:even"], "steps": 2, "prompts_per_step": 2,
+        "num_generations": 4, "max_completion_length": 8, "learning_rate": "1e-3", "beta": 0.0, "eval_problems": 3,
+        "eval_samples": 4, "stop": list(LETTERS), "output_dir": str(folder / "run"),
+    } | changes  # fmt: skip
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    return folder / "recipe.yaml"
+
+
+def status(*args: object) -> int:
+    try:
+        return main([str(a) for a in args])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--help"], ["-h"], ["help"]):
+        assert status(*args) == 0
+        out = capsys.readouterr().out
+        for command in ("train", "eval", "sft", "import-gguf"):
+            assert f"groupline {command}" in out
+    assert status() == 2
+
+
+@pytest.mark.parametrize(("command", "kind"), [("train", Config), ("eval", Config)])
+def test_help_lists_every_setting(command: str, kind: type[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(command, "--help") == 0
+    out = capsys.readouterr().out
+    for name in kind.model_fields:
+        assert f"--{name.replace('_', '-')}" in out
+    assert "Answers to each prompt: the group." in out
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("trian") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "groupline: there is no command 'trian'; commands: train, eval, sft, import-gguf\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--stepz", "3"], "unknown setting 'stepz'; did you mean 'steps'?"),
+        (["--max-steps=3"], "unknown setting 'max_steps'; here it is steps"),
+        (["nowhere.yaml"], "there is no file nowhere.yaml"),
+    ],
+)
+def test_unusable_arguments(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("train", *args) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"groupline train: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--learning-rate", "fast"], ["--learning-rate", "fast"]),
+        (["--learning-rate", "-1"], ["learning_rate is -1.0", "greater than 0"]),
+        (["--num-generations", "1"], ["num_generations is 1", "at least 2"]),
+        (["--overwrite", "perhaps"], ["--overwrite"]),
+    ],
+)
+def test_values_that_do_not_fit(args: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("train", *args) == 2
+    said = capsys.readouterr()
+    text = re.sub(r"[\s│]+", " ", said.out + said.err)  # without the frame and its line breaks
+    for part in parts:
+        assert part in text
+
+
+def test_arguments_win_over_the_recipe(recipe: Path) -> None:
+    read = settings(Config, [str(recipe)])
+    assert (read.steps, read.learning_rate, read.overwrite) == (2, 1e-3, False)
+    changed = settings(
+        Config,
+        [str(recipe), "--steps", "7", "--learning-rate=2e-4", "--overwrite", "true", "--log-rollouts", "False", "--beta", "0.1",
+         "--rewards", "think_format", "correct_number", "--stop", "\n", "--lora_r", "4", "--scale-rewards", "none"],
+    )  # fmt: skip
+    kept = {k: v for k, v in read.model_dump().items() if k not in changed.model_fields_set or v == getattr(changed, k)}
+    assert changed.model_dump() == kept | {
+        "steps": 7, "learning_rate": 2e-4, "overwrite": True, "log_rollouts": False, "beta": 0.1,
+        "rewards": ("think_format", "correct_number"), "stop": ("\n",), "lora_r": 4, "scale_rewards": "none",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        settings(Config, [str(recipe), "--step", "7"])
+
+
+def test_train_prints_plan_lines_and_table(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("train", recipe) == 0
+    out = capsys.readouterr().out
+    assert "2 prompts x 4 answers = 8 answers" in out
+    assert re.findall(r"^step (\d/2)  reward ", out, re.MULTILINE) == ["1/2", "2/2"]
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    held = results["held_out"]
+    for k in (1, 2, 4):
+        (row,) = re.findall(rf"^pass@{k} .*", out, re.MULTILINE)
+        for when in ("before", "after"):
+            low, high = held[when][f"pass@{k}"]["wilson"]
+            assert f"{held[when][f'pass@{k}']['value']:.1%}" in row
+            assert f"{low:.1%} to {high:.1%}" in row
+    for place in ("figures", "rollouts.jsonl", "results.json", "model"):
+        assert str(tmp_path / "run" / place) in out
+        assert (tmp_path / "run" / place).exists()
+    assert len(list((tmp_path / "run" / "figures").glob("*.png"))) == 4
+    assert status("train", recipe) == 2  # case G4
+    assert "already holds a run; give another output_dir, or --overwrite True" in capsys.readouterr().err
+    assert status("train", recipe, "--overwrite", "True", "--steps", "1") == 0
+    assert len(rows(tmp_path / "run" / "metrics.jsonl")) == 1
+
+
+def test_figures_are_no_condition(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert status("train", recipe, "--steps", "1", "--eval-problems", "0") == 0
+    out = capsys.readouterr().out
+    assert "no figures: figures need matplotlib: pip install 'groupline[plot]'" in out
+    assert "pass@" not in out
+    assert (tmp_path / "run" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_eval_of_a_run(lora: int, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run's folder is measured with its own settings; the figures are those that training ended with."""
+    assert status("train", recipe, "--lora-r", lora, "--learning-rate", "1e-2") == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    capsys.readouterr()
+    assert status("eval", tmp_path / "run") == 0
+    measured = json.loads(capsys.readouterr().out)
+    after = results["held_out"]["after"]
+    assert measured["problems"] == 3
+    assert measured["pass@1"] == after["pass@1"]
+    assert measured["reward"] == pytest.approx(after["reward"], abs=1e-9)
+    assert measured["completion_length"] == after["completion_length"]
+    assert status("eval", tmp_path / "run", "--eval-samples", "2") == 0
+    assert "pass@4" not in json.loads(capsys.readouterr().out)
+
+
+def test_eval_of_a_model_by_settings(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("eval", recipe, "--eval-problems", "2") == 0
+    assert json.loads(capsys.readouterr().out)["problems"] == 2
+    assert status("eval", recipe, "--eval-problems", "0") == 2
+    assert "eval_problems is 0: there is nothing to evaluate" in capsys.readouterr().err
+    assert status("eval", recipe.parent / "nothing") == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_sft_and_eval_of_its_folder(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {
+        "model": str(start),
+        "task": "arithmetic_en",
+        "problems": 8,
+        "steps": 2,
+        "batch_size": 4,
+        "output_dir": str(tmp_path / "run"),
+    }
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(values))
+    assert status("sft", tmp_path / "sft.yaml", "--learning-rate", "1e-3") == 0
+    assert "step 2/2  loss" in capsys.readouterr().out
+    assert (
+        status("eval", tmp_path / "run", "--eval-problems", "2", "--eval-samples", "2", "--max-completion-length", "4")
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["judge"] == "correct_number"
+    assert status("sft", tmp_path / "sft.yaml") == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_import_gguf_refuses_what_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("import-gguf", tmp_path / "no.gguf", tmp_path / "out") == 2
+    assert "there is no file" in capsys.readouterr().err
+    (tmp_path / "no.gguf").write_bytes(b"PK\x03\x04 a zip file")
+    assert status("import-gguf", tmp_path / "no.gguf", tmp_path / "out") == 2
+    assert "no.gguf is not a GGUF file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert status("import-gguf") == 2
+
+
+def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPLINE_TRACEBACK", "1")
+    with pytest.raises(ConfigError, match="there is no file"):
+        main(["train", "nowhere.yaml"])
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_a_run_whole(name: str, tmp_path: Path, start: Path) -> None:
+    """Ctrl-C, and a scheduler's stop: exit status 130, a model that loads, whole files."""
+    recipe = write_recipe(tmp_path, start, steps=100_000, eval_problems=0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "groupline.cli", "train", str(recipe)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        deadline = time.monotonic() + 120
+        for line in process.stdout:
+            assert time.monotonic() < deadline
+            if line.startswith("step      3/"):
+                break
+        process.send_signal(getattr(signal, name))
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "saving the model as it is" in out
+    run = tmp_path / "run"
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert results["interrupted"] is True
+    done = len(results["steps"])
+    assert done >= 3
+    assert [m["step"] for m in rows(run / "metrics.jsonl")][:done] == [*range(1, done + 1)]
+    assert len(rows(run / "rollouts.jsonl")) >= 8 * done
+    assert AutoModelForCausalLM.from_pretrained(run / "model").num_parameters() > 0
+    assert not [p.name for p in run.iterdir() if p.name.startswith(".")]

@@ -1,0 +1,60 @@
+"""The documents against the code: every setting stands in docs/config.md with its default, and every link leads somewhere."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from groupline.config import Config
+from groupline.models.new import NewModel
+from groupline.objective import OBJECTIVES
+from groupline.rewards.registry import BUILT_IN
+from groupline.tasks.task import TASKS
+from groupline.training.sft import SftConfig
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+ROW = re.compile(r"^\| `(\w+)` \|.*?\| `([^`]*)` \|", re.MULTILINE)
+
+
+def settings_table(*headings):
+    """{setting: default} of the tables under these headings; a later one takes the place of an earlier one."""
+    parts = re.split(r"^## ", (ROOT / "docs" / "config.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {}
+    for heading in headings:
+        (part,) = [p for p in parts if p.startswith(heading)]
+        found |= {name: json.loads(value) for name, value in ROW.findall(part)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "headings"),
+    [(Config, ("Shared by", "`train` and `eval`")), (SftConfig, ("Shared by", "`sft`"))],
+    ids=["train", "sft"],
+)
+def test_every_setting_is_documented_with_its_default(kind: type[BaseModel], headings):
+    told = settings_table(*headings)
+    known = {n: f.get_default(call_default_factory=True) for n, f in kind.model_fields.items()}
+    known = {n: list(d) if isinstance(d, tuple) else d for n, d in known.items()}
+    if kind is SftConfig:
+        known |= {n: f.default for n, f in NewModel.model_fields.items()}
+    assert told == known
+
+
+def test_names_that_settings_accept_are_documented():
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    readmes = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")]
+    rewards = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert not [name for name in (*OBJECTIVES, *TASKS) if f"`{name}`" not in text]
+    assert not [name for name in OBJECTIVES for readme in readmes if f"| `{name}` |" not in readme]
+    assert not [name for name in BUILT_IN if f"| `{name}` |" not in rewards]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(document):
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    missing = [link for link in links if link and "://" not in link and not (document.parent / link).exists()]
+    assert not missing
