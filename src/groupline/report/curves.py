@@ -9,6 +9,13 @@ from typing import Any
 from groupline.runlog import read_jsonl
 
 BLUE, ORANGE, GREEN, GREY = "#2563a8", "#c2571a", "#2e7d4f", "#8a8a8a"
+_BELOW: dict[str, Any] = {
+    "loc": "upper center",
+    "bbox_to_anchor": (0.5, -0.14),
+    "ncols": 2,
+    "fontsize": 8,
+    "frameon": False,
+}
 
 
 def write_curves(run: Path) -> list[Path]:
@@ -38,7 +45,7 @@ def write_curves(run: Path) -> list[Path]:
         pyplot.close(figure)
         made.append(folder / name)
 
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
     mean = [r["reward"] for r in rows]
     spread = [r["reward_std"] for r in rows]
     axis.fill_between(
@@ -51,10 +58,10 @@ def write_curves(run: Path) -> list[Path]:
         label = name.removeprefix("rewards/").removesuffix("/mean")
         axis.plot(steps, [r[name] for r in rows], color=colour, linewidth=1, label=f"{label} (unweighted)")
     axis.set(xlabel="step", ylabel="reward", title="Training reward per step")
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(**_BELOW)
     save(figure, "reward.png")
 
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
     parts = ["groups/all_wrong", "groups/mixed", "groups/all_right"]
     labels = ["all wrong", "mixed", "all right"]
     axis.stackplot(
@@ -65,10 +72,10 @@ def write_curves(run: Path) -> list[Path]:
     axis.set(
         xlabel="step", ylabel="share of groups", ylim=(0, 1), title="Groups by answers right, and groups with signal"
     )
-    axis.legend(fontsize=8, loc="lower right")
+    axis.legend(**_BELOW)
     save(figure, "groups.png")
 
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
     axis.plot(steps, [r["completions/mean_length"] for r in rows], color=ORANGE)
     axis.set(xlabel="step", title="Completion length beside accuracy")
     axis.set_ylabel("mean length (tokens)", color=ORANGE)
@@ -87,7 +94,7 @@ def write_curves(run: Path) -> list[Path]:
 def _pass_at_k(held: dict[str, Any], pyplot: Any) -> Any:
     if not held["before"] or not held["after"]:
         return None
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
     for name, colour in (("before", GREY), ("after", BLUE)):
         found = held[name]
         ks = sorted(int(k.removeprefix("pass@")) for k in found if k.startswith("pass@"))
