@@ -33,8 +33,8 @@ smollm2: $(VENV)/.ready-gguf
 
 # Makes the packaged model again, from nothing.
 builtin: $(VENV)/.ready
-	$(BIN)/groupline sft recipes/builtin_worked.yaml --overwrite True
-	$(BIN)/groupline sft recipes/builtin_mixed.yaml --overwrite True
+	$(BIN)/groupline sft recipes/builtin_sft_worked.yaml --overwrite True
+	$(BIN)/groupline sft recipes/builtin_sft_mixed.yaml --overwrite True
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

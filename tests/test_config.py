@@ -39,7 +39,7 @@ def test_recipes_load(recipe: Path) -> None:
 
 
 def test_there_are_recipes() -> None:
-    assert {"quickstart.yaml", "builtin_worked.yaml"} <= {p.name for p in RECIPES}
+    assert {"quickstart.yaml", "builtin_sft_worked.yaml"} <= {p.name for p in RECIPES}
 
 
 @pytest.mark.parametrize("kind", [Config, SftConfig])
