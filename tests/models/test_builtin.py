@@ -16,7 +16,9 @@ from groupline.tasks import get_task
 def test_it_takes_at_most_a_few_megabytes():
     folder = Path(resolve_model("builtin"))
     assert sum(file.stat().st_size for file in folder.iterdir()) < 5e6
-    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {f.name for f in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
+        f.name for f in folder.iterdir()
+    }
 
 
 @pytest.mark.parametrize("task", ["arithmetic_th", "arithmetic_zh", "arithmetic_en"])
