@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -232,3 +233,15 @@ def test_a_folder_with_code_of_its_own_is_refused_unless_allowed(folder, tmp_pat
     with pytest.raises(ValueError, match="trust_remote_code"):
         load_model(str(folder))
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 1000])
+def test_a_torn_weights_file_is_named(tmp_path, cut):
+    folder = tmp_path / "torn"
+    shutil.copytree(resolve_model("builtin"), folder)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-cut])
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors is not a whole safetensors file .* save or copy it again"
+    ):
+        load_model(str(folder))

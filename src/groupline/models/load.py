@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -79,7 +80,7 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     """
     source = resolve_model(name)
     if Path(source).is_dir():
-        _refuse_pickles(Path(source))
+        _check_weights(Path(source))
     if (Path(source) / "adapter_config.json").exists():
         settings = json.loads((Path(source) / "adapter_config.json").read_text(encoding="utf-8"))
         base = load_model(settings["base_model_name_or_path"], device, trust_remote_code)
@@ -95,8 +96,17 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     return model.to(device)
 
 
-def _refuse_pickles(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
+def _check_weights(folder: Path) -> None:
+    weights = sorted(folder.glob("*.safetensors"))
+    for file in weights:
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is not a whole safetensors file ({error}): its copy or save was cut short; save or copy it again"
+            ) from None
+    if weights:
         return
     pickles = sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")))
     if pickles:
