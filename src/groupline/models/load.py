@@ -29,6 +29,11 @@ class Precision:
     scale_gradients: bool
     why: str
 
+    @property
+    def sampling(self) -> torch.dtype | None:
+        """Type of the sampler's own copy of the weights; None: it shares the fp32 ones."""
+        return None if self.compute == torch.float32 else self.compute
+
     def __str__(self) -> str:
         return f"{self.device}, {str(self.compute).removeprefix('torch.')} ({self.why})"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from groupline.config import Config, ConfigError
 from groupline.evaluation import evaluate
 from groupline.models.load import choose_precision, load_model, load_tokenizer
@@ -25,8 +23,9 @@ def evaluate_config(config: Config, say: Callable[[str], None] = print) -> dict[
     tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     problems = held_out_problems(config, config.eval_problems)
     prompted, dropped = encode_problems(problems, tokenizer, config, prompt_limit(config, model))
-    half = precision.compute if precision.compute != torch.float32 else None  # as evaluation inside training does
-    engine = Engine(model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=half, notify=say)
+    engine = Engine(
+        model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
+    )
     measured, _ = evaluate(
         engine, tokenizer, prompted, judges_of(config), eval_sampling_of(config),
         samples=config.eval_samples, seed=config.seed,

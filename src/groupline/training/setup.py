@@ -108,8 +108,9 @@ def prepare(
             module.train()
     optimiser = Optimiser(policy, config, config.steps * config.num_iterations, precision.scale_gradients)
     reference = Reference(policy, fresh) if objective.beta > 0 else None
-    half = precision.compute if precision.compute != torch.float32 else None
-    engine = Engine(policy, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=half, notify=say)
+    engine = Engine(
+        policy, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
+    )
     scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
