@@ -279,19 +279,6 @@ def test_a_diverged_model_is_named_and_not_sampled_from():
         engine.generate([[1, 2], [3]], 1, SamplingParams(max_new_tokens=4))
 
 
-def test_the_cache_is_kept_between_calls_and_grows_when_needed(monkeypatch):
-    engine = Engine(tiny_model("llama"), page_size=4)
-    first = engine.generate([[1, 2, 3]], 1, SamplingParams(max_new_tokens=4))
-    small = engine._pool
-    assert engine.generate([[1, 2, 3]], 1, SamplingParams(max_new_tokens=4)) == first
-    assert engine._pool is small
-    engine.generate([[1, 2, 3]] * 3, 4, SamplingParams(max_new_tokens=20))
-    large = engine._pool
-    assert large.slots > small.slots
-    assert engine.generate([[1, 2, 3]], 1, SamplingParams(max_new_tokens=4)) == first  # whatever lies in the old slots
-    assert engine._pool is large
-
-
 def test_every_prompt_is_prefilled_once(monkeypatch):
     prefilled = []
     schedule = Scheduler.schedule

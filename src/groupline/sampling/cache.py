@@ -1,7 +1,7 @@
-"""Keys and values of prompts and answers in one paged pool, and attention of one decode step over them.
+"""Keys and values of prompts and answers, and attention of one decode step over them.
 
-Legend: b live rows, B prompts among them, R most rows of one prompt, h query heads, k key/value heads, d head width,
-P most prompt tokens, T most answer tokens in the cache.
+Legend: b rows, B prompts among them, R most rows of one prompt, h query heads, k key/value heads, d key width,
+e value width, P most prompt tokens, T answer tokens that the cache has room for.
 """
 
 from __future__ import annotations
@@ -12,36 +12,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupline.sampling.scheduler import Answer
+from groupline.sampling.scheduler import Answer, Prompt
 
 
-class KeyValuePool:
-    """Per layer two tensors [slots, k, d], allocated at the layer's first write and kept between calls."""
+class PromptCache:
+    """Keys and values of the resident prompts, token after token without padding: per layer [tokens, k, d or e]."""
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.slots, self.device = slots, device
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
+        self._rows: dict[int, range] = {}  # prompt -> its tokens' places
 
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """key [n, k, d], value [n, k, dv] into slots [n]."""
-        if layer not in self.keys:
-            self.keys[layer] = key.new_zeros(self.slots, *key.shape[1:])
-            self.values[layer] = value.new_zeros(self.slots, *value.shape[1:])
-        self.keys[layer].index_copy_(0, slots, key)
-        self.values[layer].index_copy_(0, slots, value)
+    def begin(self, prompts: Sequence[Prompt], resident: set[int]) -> None:
+        """Make `prompts` the next to be kept, in this order, and drop those that are resident no more."""
+        new = {p.index for p in prompts}  # one that was given up may come back in the same step
+        kept = [i for i in self._rows if i in resident and i not in new]
+        self._keep: Tensor | None = None
+        if len(kept) < len(self._rows):
+            places = [place for i in kept for place in self._rows[i]]
+            self._keep = torch.tensor(places, dtype=torch.long, device=self.device)
+        lengths = [(i, len(self._rows[i])) for i in kept] + [(p.index, p.length) for p in prompts]
+        self._rows, at = {}, 0
+        for index, length in lengths:
+            self._rows[index] = range(at, at + length)
+            at += length
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """The new prompts' keys and values of one layer, side by side."""
+        for store, new in ((self.keys, key), (self.values, value)):
+            old = store.get(layer)
+            if old is not None and self._keep is not None:
+                old = old.index_select(0, self._keep)
+            store[layer] = new.contiguous() if old is None or not len(old) else torch.cat([old, new])
+
+    def stacked(self, layer: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(keys [B, k, d, P], values [B, k, P, e]); a shorter prompt repeats its last token, to be masked."""
+        width = max(len(self._rows[i]) for i in indices)
+        table = [[*r, *[r[-1]] * (width - len(r))] for r in (self._rows[i] for i in indices)]
+        places = torch.tensor(table, device=self.device)
+        return (
+            self.keys[layer][places].permute(0, 2, 3, 1).contiguous(),
+            self.values[layer][places].transpose(1, 2).contiguous(),
+        )
 
 
 class DecodePlan:
-    """Attention of one new token per live answer: to its prompt's keys, read once per group, and to its own.
+    """Attention of one new token per row: to its prompt's keys, read once per group, and to its own.
 
-    Both parts go through one softmax, so nothing is merged afterwards. Built when the set of live answers or their
-    pages change; `step` moves it one token on.
+    Both parts go through one softmax, so nothing is merged afterwards. A plan holds its rows' own keys and values; the
+    next plan, for other rows or with more room, takes over from it what stays. `step` moves it one token on.
     """
 
-    def __init__(self, pool: KeyValuePool, answers: Sequence[Answer], page: int) -> None:
-        self.pool = pool
-        device = pool.device
+    def __init__(
+        self, prompts: PromptCache, answers: Sequence[Answer], room: int, previous: DecodePlan | None = None
+    ) -> None:
+        """room: tokens an answer can hold. previous: the plan of the step before, which holds what stays."""
+        self.answers, self.room, self.prompts = list(answers), room, prompts
+        device = prompts.device
         groups: dict[int, int] = {}
         members: list[list[int]] = []
         for row, answer in enumerate(answers):
@@ -49,14 +77,14 @@ class DecodePlan:
             if place == len(members):
                 members.append([])
             members[place].append(row)
-        prompts = [answers[rows[0]].prompt for rows in members]
-        self.prompt_slots = _slots([p.pages for p in prompts], page)[:, : max(p.length for p in prompts)].to(device)
-        self.own_slots = _slots([a.pages for a in answers], page).to(device)
+        self.groups = list(groups)
+        lengths = [answers[rows[0]].prompt.length for rows in members]
+        self.width = max(lengths)
+        self.even_prompts = min(lengths) == self.width
         self.lengths = torch.tensor([a.length for a in answers], device=device)  # [b] own tokens before this step
         self.prompt_lengths = torch.tensor([a.prompt.length for a in answers], device=device)  # [b]
-        self.most = max((a.length for a in answers), default=0)
-        self.even = min((a.length for a in answers), default=0) == self.most
-        self.even_prompts = len({p.length for p in prompts}) == 1
+        self.most = max(a.length for a in answers)
+        self.even = min(a.length for a in answers) == self.most
         # Rows of a group side by side; None where they already are.
         most_rows = max(map(len, members))
         flat = [r for rows in members for r in rows + [rows[-1]] * (most_rows - len(rows))]
@@ -68,7 +96,14 @@ class DecodePlan:
             where = np.empty(len(answers), dtype=np.int64)
             where[flat[::-1]] = np.arange(len(flat))[::-1]
             self.scatter = torch.from_numpy(where).to(device)  # [b]
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys [b, k, T, d], values [b, k, T, e]
         self._prompt: dict[int, tuple[Tensor, Tensor]] = {}
+        self._previous = previous
+        self._source: list[int] = []  # row -> row of the previous plan whose room it takes over; new rows come last
+        if previous is not None:
+            self._source = _sources(self.answers, previous.answers)
+            if self.groups == previous.groups:
+                self._prompt = previous._prompt
         self._begin()
 
     @property
@@ -79,40 +114,71 @@ class DecodePlan:
         """One token further: every row's newest token is now in the cache."""
         self.lengths += 1
         self.most += 1
+        self._previous = None  # every layer has taken over what it needs
         self._begin()
 
     def _begin(self) -> None:
         self.span = self.most + 1  # own tokens visible in this step, the newest included
-        self.write_slots = self.own_slots.gather(1, self.lengths[:, None]).squeeze(1)
-        self.read_slots = self.own_slots[:, : self.span].flatten()
+        if self.span > self.room:
+            raise ValueError(f"DecodePlan: a row needs room for {self.span} tokens and has {self.room}")
+        self._write: Tensor | None = None
         self._masks: dict[int | None, Tensor | None] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
     ) -> Tensor:
-        pool, b = self.pool, query.shape[0]
-        pool.write(layer, self.write_slots, key, value)
-        kv, d = key.shape[1:]
-        repeat = query.shape[1] // kv
-        own_k = pool.keys[layer].index_select(0, self.read_slots).view(b, self.span, kv, d)
-        own_v = pool.values[layer].index_select(0, self.read_slots).view(b, self.span, kv, -1)
+        b, kv = key.shape[:2]
+        if layer not in self._own:
+            self._own[layer] = self._take_over(layer, key, value)
         if layer not in self._prompt:
-            self._prompt[layer] = (
-                pool.keys[layer][self.prompt_slots].permute(0, 2, 3, 1).contiguous(),  # [B, k, d, P]
-                pool.values[layer][self.prompt_slots].transpose(1, 2).contiguous(),  # [B, k, P, dv]
-            )
+            self._prompt[layer] = self.prompts.stacked(layer, self.groups)
+        own_k, own_v = self._own[layer]
+        if self.even:
+            own_k[:, :, self.most] = key
+            own_v[:, :, self.most] = value
+        else:
+            at = self._places(kv)
+            own_k.view(-1, own_k.shape[-1]).index_copy_(0, at, key.reshape(b * kv, -1))
+            own_v.view(-1, own_v.shape[-1]).index_copy_(0, at, value.reshape(b * kv, -1))
         prompt_k, prompt_v = self._prompt[layer]
-        q = (query * scaling).view(b, kv, repeat, d)
+        q = (query * scaling).reshape(b, kv, -1, key.shape[-1])
+        repeat = q.shape[2]
         to_prompt = self._ungroup(self._group(q) @ prompt_k)  # [b, k, repeat, P]
-        to_own = q @ own_k.permute(0, 2, 3, 1)  # [b, k, repeat, T]
+        seen = own_k[:, :, : self.span].flatten(0, 1)  # a view
+        to_own = torch.bmm(q.flatten(0, 1), seen.transpose(1, 2)).view(b, kv, repeat, self.span)
         scores = torch.cat([to_prompt, to_own], -1)
         mask = self._mask(window)
         if mask is not None:
-            scores = scores + mask[:, None, None, :]
+            scores += mask[:, None, None, :]
         p = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-        width = prompt_k.shape[-1]
-        out = self._ungroup(self._group(p[..., :width]) @ prompt_v) + p[..., width:] @ own_v.transpose(1, 2)
-        return out.reshape(b, query.shape[1], -1)
+        out = self._ungroup(self._group(p[..., : self.width]) @ prompt_v)
+        own_p = p[..., self.width :].flatten(0, 1)
+        out = out.reshape(b * kv, repeat, -1).baddbmm(own_p, own_v[:, :, : self.span].flatten(0, 1))
+        return out.view(b, query.shape[1], -1)
+
+    def _take_over(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Room for the rows' own keys and values, filled with what the previous plan held of them.
+
+        Zeros elsewhere: what is masked is multiplied by 0, and must be finite for that.
+        """
+        previous, b = self._previous, len(self.answers)
+        same = previous is not None and self._source == list(range(b)) and len(previous.answers) == b
+        if previous is not None and same and previous.room == self.room:
+            return previous._own.pop(layer)
+        shape = b, key.shape[1], self.room
+        new = key.new_zeros(*shape, key.shape[-1]), value.new_zeros(*shape, value.shape[-1])
+        if previous is not None:
+            span, source = min(previous.span, self.room), torch.tensor(self._source, device=self.lengths.device)
+            for mine, theirs in zip(new, previous._own.pop(layer), strict=True):
+                mine[: len(source), :, :span] = theirs[:, :, :span].index_select(0, source)
+        return new
+
+    def _places(self, kv: int) -> Tensor:
+        """[b * k] places of this step's tokens in a layer's own keys, flattened to rows."""
+        if self._write is None:
+            rows = torch.arange(len(self.answers) * kv, device=self.lengths.device)
+            self._write = rows * self.room + self.lengths.repeat_interleave(kv)
+        return self._write
 
     def _group(self, x: Tensor) -> Tensor:
         """[b, k, repeat, e] -> [B, k, R * repeat, e]: all rows of a prompt as one matrix."""
@@ -126,17 +192,16 @@ class DecodePlan:
         return x if self.scatter is None else x.index_select(0, self.scatter)
 
     def _mask(self, window: int | None) -> Tensor | None:
-        """[b, P + T] added to the scores; None where every row sees every column."""
+        """[b, P + span] added to the scores; None where every row sees every column."""
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
 
     def _make_mask(self, window: int | None) -> Tensor | None:
-        columns = self.prompt_slots.shape[1]
-        if self.even and self.even_prompts and (window is None or window >= columns + self.span):
+        if self.even and self.even_prompts and (window is None or window >= self.width + self.span):
             return None
         device = self.lengths.device
-        prompt, own = torch.arange(columns, device=device), torch.arange(self.span, device=device)
+        prompt, own = torch.arange(self.width, device=device), torch.arange(self.span, device=device)
         see_prompt = prompt < self.prompt_lengths[:, None]
         see_own = own <= self.lengths[:, None]
         if window is not None:
@@ -147,13 +212,17 @@ class DecodePlan:
         return torch.zeros(see.shape, device=device).masked_fill(~see, -torch.inf)
 
 
-def _slots(pages: Sequence[Sequence[int]], size: int) -> Tensor:
-    """Slots [rows, most pages * size]; rows with fewer pages repeat their last one."""
-    most = max(map(len, pages))
-    table = np.array([[*p, *[p[-1]] * (most - len(p))] for p in pages], dtype=np.int64)
-    return torch.from_numpy((table[:, :, None] * size + np.arange(size)).reshape(len(pages), -1))
-
-
-def prompt_slots(pages: Sequence[int], length: int, size: int) -> Tensor:
-    """Slots [length] of a prompt's tokens."""
-    return _slots([pages], size)[0, :length]
+def _sources(answers: Sequence[Answer], before: Sequence[Answer]) -> list[int]:
+    """For each row but new ones at the end, its row in the plan before; a new answer in an ended one's row takes that."""
+    places = {id(a): i for i, a in enumerate(before)}
+    sources: list[int] = []
+    for row, answer in enumerate(answers):
+        if id(answer) in places:
+            sources.append(places[id(answer)])
+        elif row < len(before) and not before[row].pages:
+            sources.append(row)
+        else:
+            break
+    if any(id(a) in places for a in answers[len(sources) :]):
+        raise ValueError("DecodePlan: new answers must take ended ones' rows or come last")
+    return sources

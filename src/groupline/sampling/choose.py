@@ -13,6 +13,8 @@ from torch import Tensor
 
 from groupline.records import SamplingParams
 
+BLOCK = 128  # tokens summed at once when a cumulative distribution is searched
+
 
 def uniforms(seed: int, key: object, number: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """`count` uniform numbers for one answer, from a counter-based generator keyed by (seed, key, number).
@@ -27,31 +29,61 @@ def choose(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Ten
     """Draw one token a row by inverting the cumulative distribution.
 
     logits [b, V] in fp32 or fp64, uniform [b] in [0, 1) -> ids [b], log-probs [b] under the sampled distribution,
-    log-probs [b] under the plain model. Greedy (temperature 0) has sampled log-prob 0. The cumulative sum is rounded to
-    the logits' precision, so a token's probability is exact to about 6e-8 in fp32.
+    log-probs [b] under the plain model. Greedy (temperature 0) has sampled log-prob 0. Weights are rounded to the
+    logits' precision and summed in fp64, so a token's probability is exact to about 6e-8 of itself in fp32.
     Raises ValueError if a row has a non-finite normaliser, which means the model produced NaN or infinity.
     """
+    if params.temperature == 0:
+        plain = torch.logsumexp(logits, -1, keepdim=True)
+        _check_finite(plain)
+        ids = logits.argmax(-1)
+        return ids, torch.zeros_like(plain[:, 0]), (logits.gather(-1, ids[:, None]) - plain)[:, 0]
+    if params.temperature == 1 and not params.filters:
+        ids, logp = _invert(logits, uniform)
+        return ids, logp, logp
     plain = torch.logsumexp(logits, -1, keepdim=True)  # [b, 1]
-    if not bool(torch.isfinite(plain).all()):
-        rows = (~torch.isfinite(plain.squeeze(-1))).nonzero().squeeze(-1).tolist()
+    _check_finite(plain)
+    ids, logp = _invert(filtered(logits / params.temperature, params), uniform)
+    return ids, logp, (logits.gather(-1, ids[:, None]) - plain)[:, 0]
+
+
+def _check_finite(normaliser: Tensor) -> None:
+    if not bool(torch.isfinite(normaliser).all()):
+        rows = (~torch.isfinite(normaliser.flatten())).nonzero().squeeze(-1).tolist()
         raise ValueError(
             f"the model's logits are not finite in rows {rows[:8]} of the batch; its weights may have diverged"
         )
-    if params.temperature == 0:
-        ids = logits.argmax(-1)
-        return ids, torch.zeros_like(plain[:, 0]), (logits.gather(-1, ids[:, None]) - plain)[:, 0]
-    scores, normaliser = logits, plain
-    if params.temperature != 1 or params.filters:
-        scores = filtered(logits / params.temperature if params.temperature != 1 else logits, params)
-        normaliser = torch.logsumexp(scores, -1, keepdim=True)
-    cumulative = torch.exp(scores - normaliser).cumsum_(-1)  # [b, V]
-    total = cumulative[:, -1:]
-    # Below the total whatever the rounding, so a token without probability is never drawn.
-    point = torch.minimum(
-        uniform.to(cumulative.dtype)[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    ids = torch.searchsorted(cumulative, point, right=True)  # [b, 1]
-    return ids[:, 0], (scores.gather(-1, ids) - normaliser)[:, 0], (logits.gather(-1, ids) - plain)[:, 0]
+
+
+def _invert(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """(ids [b] drawn from softmax(scores [b, V]) by the uniform numbers [b], their log-probs [b]).
+
+    Two searches, first among sums of blocks and then within one, so that no cumulative sum over V is written.
+    """
+    vocabulary = scores.shape[-1]
+    top = scores.amax(-1, keepdim=True)  # [b, 1]
+    weights = torch.exp_(scores - top)  # [b, V] in (0, 1]
+    if vocabulary % BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK))
+    blocks = weights.t().unflatten(0, (-1, BLOCK)).sum(1).t() if weights.stride(0) == 1 else (
+        weights.unflatten(-1, (-1, BLOCK)).sum(-1)
+    )  # [b, V / BLOCK]  # fmt: skip
+    ends = blocks.double().cumsum(-1)
+    total = ends[:, -1:]
+    _check_finite(total)
+    point = _below(uniform.double()[:, None] * total, total)
+    block = torch.searchsorted(ends, point, right=True)  # [b, 1]
+    start = (ends - blocks).gather(-1, block)
+    inside = weights.gather(-1, block * BLOCK + torch.arange(BLOCK, device=scores.device)).double().cumsum(-1)
+    place = torch.searchsorted(inside, _below(point - start, inside[:, -1:]), right=True)
+    ids = block * BLOCK + place  # [b, 1]
+    logp = (scores.gather(-1, ids) - top).double() - total.log()
+    return ids[:, 0], logp[:, 0].to(scores.dtype)
+
+
+def _below(point: Tensor, end: Tensor) -> Tensor:
+    """Below the end whatever the rounding, so that a token without probability is never drawn."""
+    return torch.minimum(point.clamp(min=0), torch.nextafter(end, torch.zeros_like(end)))
 
 
 def filtered(scores: Tensor, params: SamplingParams) -> Tensor:

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from groupline.models.attention import NAME, PackedPlan, planned, set_attention
 from groupline.models.load import end_ids
-from groupline.models.logprobs import find_head
+from groupline.models.logprobs import Head, find_head
 from groupline.models.lora import Mirror
+from groupline.models.narrow import narrow_linear, use_narrow_linears
 from groupline.models.packing import decoder, why_not_shared
 from groupline.records import Completion, SamplingParams
 from groupline.sampling.blocks import PagePool
-from groupline.sampling.cache import DecodePlan, KeyValuePool, prompt_slots
+from groupline.sampling.cache import DecodePlan, PromptCache
 from groupline.sampling.choose import choose
 from groupline.sampling.draft import Drafts
 from groupline.sampling.scheduler import Answer, Prompt, Scheduler
@@ -57,9 +58,9 @@ class Engine:
         self.unshared_reason = why_not_shared(self.model)
         if self.unshared_reason is None:
             set_attention(self.model, NAME)
+            use_narrow_linears(self.model)
         else:
             notify(f"sampling without a shared prompt cache: {self.unshared_reason}")
-        self._pool: KeyValuePool | None = None
         self._slot_bytes: int | None = None
 
     def load_weights(self, policy: nn.Module, version: int) -> None:
@@ -111,71 +112,66 @@ class Engine:
                 )
 
     def _run(self, drafts: Drafts) -> None:
-        pages = self._page_pool(drafts)
-        scheduler = Scheduler(pages, self.max_rows)
+        scheduler = Scheduler(self._page_pool(drafts), self.max_rows)
         for prompt in drafts.prompts:
             scheduler.add(len(prompt), drafts.n, drafts.params.max_new_tokens)
         body, head = decoder(self.model), find_head(self.model)
+        cache = PromptCache(self.device)
         first: dict[int, Tensor] = {}  # prompt -> logits of its answers' first token, while answers wait for them
         plan: DecodePlan | None = None
-        held = 0
         while not scheduler.done:
             step = scheduler.schedule()
             drafts.restart([self._row(drafts, a) for a in step.preempted])
+            needed = {a.prompt.index for a in scheduler.live} | {p.index for p in scheduler.idle}
             if step.prompts:
-                first |= self._prefill(step.prompts, drafts, body, head)
+                first |= self._prefill(step.prompts, needed, cache, drafts, body, head)
             if step.started:
                 logits = torch.stack([first[a.prompt.index] for a in step.started])
                 self._draw(drafts, scheduler, step.started, logits)
-                needed = {a.prompt.index for a in scheduler.live} | {p.index for p in scheduler.idle}
                 first = {i: z for i, z in first.items() if i in needed}
             live = scheduler.live
             if not live:
                 plan = None
                 continue
-            holding = sum(len(a.pages) for a in live)
-            if plan is None or step.started or step.preempted or holding != held:
-                plan = DecodePlan(self._pool_of(pages), live, pages.size)
+            changed = bool(step.started or step.preempted)
+            if plan is None or changed or plan.span >= plan.room or len(live) <= _fewer(len(plan.answers)):
+                rows = live if plan is None else _arrange(plan.answers, live)
+                plan = DecodePlan(cache, rows, scheduler.width * self.page_size, plan)
             else:
                 plan.step()
-            held = holding
-            rows = [self._row(drafts, a) for a in live]
             with planned(plan):
                 hidden = body(
-                    input_ids=torch.from_numpy(drafts.last(rows)).to(self.device)[None],
+                    input_ids=torch.from_numpy(drafts.last([self._row(drafts, a) for a in plan.answers])).to(
+                        self.device
+                    )[None],
                     position_ids=plan.position_ids[None],
                     use_cache=False,
                 ).last_hidden_state[0]
             scheduler.advance(live)
-            if self._draw(drafts, scheduler, live, head.logits(hidden)):
-                plan = None
+            self._draw(drafts, scheduler, plan.answers, _logits(head, hidden))
 
     @staticmethod
     def _row(drafts: Drafts, answer: Answer) -> int:
         return answer.prompt.index * drafts.n + answer.number
 
-    def _draw(self, drafts: Drafts, scheduler: Scheduler, answers: list[Answer], logits: Tensor) -> bool:
-        """Draw a token for each answer; end those that are finished. Whether any ended."""
-        rows = [self._row(drafts, a) for a in answers]
-        uniform = torch.from_numpy(drafts.uniform(rows)).to(self.device)
-        drawn = choose(logits, uniform, drafts.params)
-        ended = drafts.record(rows, *(x.cpu().numpy() for x in drawn))
+    def _draw(self, drafts: Drafts, scheduler: Scheduler, answers: list[Answer], logits: Tensor) -> None:
+        """Draw a token for each answer that has not ended yet; end those that are finished with it."""
+        alive = [i for i, a in enumerate(answers) if a.pages]
+        rows = [self._row(drafts, answers[i]) for i in alive]
+        uniform = np.zeros(len(answers))
+        uniform[alive] = drafts.uniform(rows)
+        drawn = choose(logits, torch.from_numpy(uniform).to(self.device), drafts.params)
+        ended = drafts.record(rows, *(x.cpu().numpy()[alive] for x in drawn))
         if ended.any():
-            scheduler.finish([a for a, end in zip(answers, ended, strict=True) if end])
-        return bool(ended.any())
+            scheduler.finish([answers[i] for i, end in zip(alive, ended, strict=True) if end])
 
-    def _prefill(self, prompts: list[Prompt], drafts: Drafts, body: Any, head: Any) -> dict[int, Tensor]:
+    def _prefill(
+        self, prompts: list[Prompt], resident: set[int], cache: PromptCache, drafts: Drafts, body: Any, head: Any
+    ) -> dict[int, Tensor]:
         """Run prompts once, packed, their keys into the cache; logits [V] of each prompt's last token."""
-        pool = self._pool
-        assert pool is not None
         ids = [drafts.prompts[p.index] for p in prompts]
-        slots = torch.cat([prompt_slots(p.pages, p.length, self.page_size) for p in prompts]).to(self.device)
-        plan = PackedPlan(
-            [len(i) for i in ids],
-            [[] for _ in ids],
-            self.device,
-            keep=lambda layer, k, v: pool.write(layer, slots, k, v),
-        )
+        cache.begin(prompts, resident)
+        plan = PackedPlan([len(i) for i in ids], [[] for _ in ids], self.device, keep=cache.keep)
         positions = list(chain.from_iterable(range(len(i)) for i in ids))
         with planned(plan):
             hidden = body(
@@ -188,7 +184,7 @@ class Engine:
         return {p.index: z for p, z in zip(prompts, logits, strict=True)}
 
     def _page_pool(self, drafts: Drafts) -> PagePool:
-        """As many pages as the call can use, within the budget. The tensors are kept while they are large enough."""
+        """As many pages as the call can use, within the budget."""
         size = self.page_size
         if self._slot_bytes is None:
             self._slot_bytes = self._measure_slot()
@@ -202,13 +198,7 @@ class Engine:
         total = min(wanted, int(budget / (self._slot_bytes * size)))
         if total < 1:
             raise ValueError(f"cache_gib={self.cache_gib} holds not even one page of {size} tokens")
-        if self._pool is None or self._pool.slots < total * size:
-            self._pool = KeyValuePool(total * size, self.device)
         return PagePool(total, size)
-
-    def _pool_of(self, pages: PagePool) -> KeyValuePool:
-        assert self._pool is not None
-        return self._pool
 
     def _measure_slot(self) -> int:
         """Bytes that one token takes in the cache, from a forward of one token."""
@@ -237,3 +227,32 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _logits(head: Head, hidden: Tensor) -> Tensor:
+    """[b, H] -> [b, V], as `Head.logits` gives them."""
+    z = narrow_linear(hidden, head.weight, head.bias)
+    return head.shape(z if z.dtype == torch.float64 else z.float())
+
+
+def _fewer(rows: int) -> int:
+    """So few live rows of `rows` that leaving the ended ones out pays: an eighth less, at counts products run well on."""
+    if rows <= 4:
+        return rows - 1
+    if rows <= 16:
+        return 4 if rows <= 8 else 8
+    return rows * 7 // 8 // 8 * 8
+
+
+def _arrange(rows: Sequence[Answer], live: Sequence[Answer]) -> list[Answer]:
+    """The next plan's rows: live ones where they are, new ones in place of ended ones, then at the end."""
+    known = set(map(id, rows))
+    new = [a for a in live if id(a) not in known]
+    alive = set(map(id, live))
+    if len(live) > _fewer(len(rows)):
+        kept = list(rows)
+        ended = [i for i, a in enumerate(rows) if id(a) not in alive]
+        for place, answer in zip(ended, new, strict=False):
+            kept[place] = answer
+        return [a for a in kept if a.pages] + new[len(ended) :]
+    return [a for a in rows if id(a) in alive] + new

@@ -57,7 +57,7 @@ class Scheduler:
 
     Call `schedule` before each decode step, `advance` after it for every answer that goes on, and `finish` for every
     answer that ends. A preempted answer loses its pages and starts afresh later (its draws are seeded, so it redraws
-    the same tokens).
+    the same tokens). Live answers stand side by side in the cache, so each one holds as many pages as the longest.
     """
 
     def __init__(self, pool: PagePool, max_rows: int, prefill_tokens: int = 8192) -> None:
@@ -99,15 +99,16 @@ class Scheduler:
         prompts: list[Prompt] = []
         started: list[Answer] = []
         budget = self.prefill_tokens
+        width = self.width
         while self._waiting and len(self.live) < self.max_rows and not preempted:
             answer = self._waiting[0][1]
             prompt = answer.prompt
             if not prompt.resident and prompts and prompt.length > budget:
                 break
             own = 0 if prompt.resident else self.pool.needed(prompt.length)
-            while self.pool.free < own + 1 and self._evict_idle(keep=prompt):
+            while self.pool.free < own + width and self._evict_idle(keep=prompt):
                 pass
-            if self.pool.free < own + 1:
+            if self.pool.free < own + width:
                 break
             heapq.heappop(self._waiting)
             if own:
@@ -116,7 +117,7 @@ class Scheduler:
                 budget -= prompt.length
             self._idle.pop(prompt.index, None)
             self.pool.share(prompt.pages)
-            answer.pages = self.pool.take(1)
+            answer.pages = self.pool.take(width)
             prompt.live += 1
             prompt.waiting -= 1
             self.live.append(answer)
@@ -136,21 +137,33 @@ class Scheduler:
         self.live = [a for a in self.live if id(a) not in gone]
         for answer in answers:
             self._let_go(answer)
+        self._trim()
+
+    @property
+    def width(self) -> int:
+        """Pages that each live answer needs for the longest one's next token."""
+        return self.pool.needed(max((a.length for a in self.live), default=0) + 1)
 
     def _grow(self) -> list[Answer]:
         preempted: list[Answer] = []
-        for answer in sorted(self.live, key=lambda a: a.key):
-            if id(answer) in map(id, preempted):
-                continue
-            while answer.length >= len(answer.pages) * self.pool.size:
-                try:
-                    answer.pages += self.pool.take(1)
-                except OutOfPages:
-                    if not self._evict_idle():
-                        preempted.append(self._preempt_youngest())
-                        if preempted[-1] is answer:
-                            break
+        width = self.width
+        while short := [a for a in self.live if len(a.pages) < width]:
+            try:
+                for answer in short:
+                    answer.pages += self.pool.take(width - len(answer.pages))
+            except OutOfPages:
+                if not self._evict_idle():
+                    preempted.append(self._preempt_youngest())
+                    self._trim()
+                    width = self.width
         return preempted
+
+    def _trim(self) -> None:
+        """Free what the longest answer alone needed, once it is gone."""
+        width = self.width
+        for answer in self.live:
+            self.pool.release(answer.pages[width:])
+            del answer.pages[width:]
 
     def _preempt_youngest(self) -> Answer:
         youngest = max(self.live, key=lambda a: a.key)
