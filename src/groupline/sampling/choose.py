@@ -65,9 +65,10 @@ def _invert(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     weights = torch.exp_(scores - top)  # [b, V] in (0, 1]
     if vocabulary % BLOCK:
         weights = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK))
-    blocks = weights.t().unflatten(0, (-1, BLOCK)).sum(1).t() if weights.stride(0) == 1 else (
-        weights.unflatten(-1, (-1, BLOCK)).sum(-1)
-    )  # [b, V / BLOCK]  # fmt: skip
+    if weights.stride(0) == 1:  # [V, b] in memory, as narrow products leave it
+        blocks = weights.t().reshape(-1, BLOCK, len(weights)).sum(1).t()
+    else:
+        blocks = weights.reshape(len(weights), -1, BLOCK).sum(-1)  # [b, V / BLOCK]
     ends = blocks.double().cumsum(-1)
     total = ends[:, -1:]
     _check_finite(total)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from groupline.models.attention import NAME, PackedPlan, planned, set_attention
@@ -24,6 +25,7 @@ from groupline.records import Completion, SamplingParams
 from groupline.sampling.blocks import PagePool
 from groupline.sampling.cache import DecodePlan, PromptCache
 from groupline.sampling.choose import choose
+from groupline.sampling.direct import DirectStep, direct_step
 from groupline.sampling.draft import Drafts
 from groupline.sampling.scheduler import Answer, Prompt, Scheduler
 from groupline.sampling.unshared import generate_unshared
@@ -56,9 +58,11 @@ class Engine:
         self.eos_ids = end_ids(self.model, tokenizer)
         self.device = next(self.model.parameters()).device
         self.unshared_reason = why_not_shared(self.model)
+        self.direct: DirectStep | None = None
         if self.unshared_reason is None:
             set_attention(self.model, NAME)
             use_narrow_linears(self.model)
+            self.direct, self.direct_reason = direct_step(decoder(self.model), self.mirror.borrowed)
         else:
             notify(f"sampling without a shared prompt cache: {self.unshared_reason}")
         self._slot_bytes: int | None = None
@@ -66,6 +70,8 @@ class Engine:
     def load_weights(self, policy: nn.Module, version: int) -> None:
         """Bring the sampling weights up to date. `policy` is the model the engine was made with."""
         self.mirror.refresh()
+        if self.direct is not None:
+            self.direct.refresh()
         self.version = version
 
     @torch.inference_mode()
@@ -139,16 +145,20 @@ class Engine:
                 plan = DecodePlan(cache, rows, scheduler.width * self.page_size, plan)
             else:
                 plan.step()
-            with planned(plan):
-                hidden = body(
-                    input_ids=torch.from_numpy(drafts.last([self._row(drafts, a) for a in plan.answers])).to(
-                        self.device
-                    )[None],
-                    position_ids=plan.position_ids[None],
-                    use_cache=False,
-                ).last_hidden_state[0]
+            hidden = self._decode(body, plan, drafts.last([self._row(drafts, a) for a in plan.answers]))
             scheduler.advance(live)
             self._draw(drafts, scheduler, plan.answers, _logits(head, hidden))
+
+    def _decode(self, body: Any, plan: DecodePlan, ids: NDArray[np.int64]) -> Tensor:
+        """Hidden states [b, H] of the rows' newest tokens, ids [b]."""
+        tokens = torch.from_numpy(ids).to(self.device)
+        if self.direct is not None:
+            return self.direct(tokens, plan)
+        with planned(plan):
+            hidden: Tensor = body(
+                input_ids=tokens[None], position_ids=plan.position_ids[None], use_cache=False
+            ).last_hidden_state[0]
+        return hidden
 
     @staticmethod
     def _row(drafts: Drafts, answer: Answer) -> int:
