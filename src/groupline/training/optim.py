@@ -66,6 +66,11 @@ class Optimiser:
         self.scaler = torch.amp.GradScaler(self.parameters[0].device.type) if scale_gradients else None
         self.skipped = 0
 
+    @property
+    def scale(self) -> float:
+        """What `backward` multiplies the loss with."""
+        return float(self.scaler.get_scale()) if self.scaler else 1.0
+
     def backward(self, loss: Tensor) -> None:
         (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
 

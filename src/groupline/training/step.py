@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 from groupline.batch import Batch, MicroBatch
 from groupline.models.logprobs import find_head, token_logprobs
+from groupline.models.one_pass import PerTokenLoss, one_pass_loss
 from groupline.models.packing import PackedRow, causal_lm, eval_mode, hidden_states, why_not_shared
 from groupline.models.reference import Reference
 from groupline.objective import Objective, PolicyFacts, policy_loss
 from groupline.training.optim import NonFinite, Optimiser
+
+TOKEN_RATIOS = ("token", "none")  # with these a token's loss is a function of its own log-prob alone
+EVERY = slice(None)
 
 
 @dataclass
@@ -39,6 +43,15 @@ class Scorer:
         with self._autocast(row.input_ids.device):
             hidden = hidden_states(model, row, self.shared)
             return token_logprobs(hidden, find_head(causal_lm(model)), row.targets, self.temperature)
+
+    def loss(
+        self, model: nn.Module, row: PackedRow, per_token_loss: PerTokenLoss, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss, differentiable; log-probs [M]; entropy [M]) of a loss of each token's own log-prob: `one_pass_loss`."""
+        with self._autocast(row.input_ids.device):
+            hidden = hidden_states(model, row, self.shared)
+            head = find_head(causal_lm(model))
+            return one_pass_loss(hidden, head, row.targets, self.temperature, per_token_loss, scale)
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, self.compute, enabled=self.compute != torch.float32)
@@ -121,26 +134,45 @@ def train_step(
     """
     facts = StepFacts()
     for micro in batch.micro_batches:
-        logp, entropy = scorer(policy, micro.row)
-        per_token, policy_facts = policy_loss(
-            logp,
-            micro.old_logp,
-            micro.advantages,
-            objective,
-            sequence=micro.row.sequence,
-            num_sequences=micro.row.num_sequences,
-            ref_logp=micro.ref_logp,
-        )
-        loss = (micro.weights * per_token).sum()
+        loss, logp, entropy = _forward(policy, micro, objective, scorer, optimiser.scale)
+        per_token, policy_facts = _per_token(logp, micro, objective)
         if not bool(torch.isfinite(loss)):
             optimiser.adam.zero_grad(set_to_none=True)
             raise NonFinite(_blame(micro, logp, per_token))
         optimiser.backward(loss)
-        now = logp.detach()
-        facts.add(loss.detach(), entropy, policy_facts, (now - micro.sampler_logp).abs() if comparable else None)
+        facts.add(loss.detach(), entropy, policy_facts, (logp - micro.sampler_logp).abs() if comparable else None)
         if micro.old_logp is None:
-            micro.old_logp = now
+            micro.old_logp = logp
     return facts.metrics() | optimiser.step()
+
+
+def _forward(
+    policy: nn.Module, micro: MicroBatch, objective: Objective, scorer: Scorer, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, differentiable; log-probs [M], detached; entropy [M])."""
+    if objective.ratio in TOKEN_RATIOS:
+
+        def weighted(logp: Tensor, rows: slice) -> Tensor:
+            return micro.weights[rows] * _per_token(logp, micro, objective, rows)[0]
+
+        return scorer.loss(policy, micro.row, weighted, scale)
+    logp, entropy = scorer(policy, micro.row)
+    return (micro.weights * _per_token(logp, micro, objective)[0]).sum(), logp.detach(), entropy
+
+
+def _per_token(
+    logp: Tensor, micro: MicroBatch, objective: Objective, rows: slice = EVERY
+) -> tuple[Tensor, PolicyFacts]:
+    """`policy_loss` of these tokens of the micro-batch, whose log-probs these are."""
+    return policy_loss(
+        logp,
+        None if micro.old_logp is None else micro.old_logp[rows],
+        micro.advantages[rows],
+        objective,
+        sequence=micro.row.sequence[rows],
+        num_sequences=micro.row.num_sequences,
+        ref_logp=None if micro.ref_logp is None else micro.ref_logp[rows],
+    )
 
 
 def _blame(micro: MicroBatch, logp: Tensor, per_token: Tensor) -> str:
