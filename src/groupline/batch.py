@@ -6,15 +6,21 @@ Legend: S answers of the step, s answers of a micro-batch, M scored tokens of a 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from groupline.models.packing import PackedRow, pack
+from groupline.models.packing import PackedRow, causal_lm, pack
 from groupline.objective import Objective, group_advantages, token_weights
 from groupline.records import Completion, Group
+
+# Row tokens of a micro-batch: products are slower below the first and no faster above the second; the third is for
+# models whose configuration does not tell their size.
+FEWEST, MOST, UNKNOWN = 512, 16384, 4096
 
 
 @dataclass
@@ -114,19 +120,21 @@ def _kl_free(objective: Objective) -> bool:
 
 
 def _split(alive: list[int], completions: Sequence[Completion], tokens: int) -> list[tuple[list[int], int]]:
-    """(answers of one group, row tokens), in pieces of at most `tokens` (or one answer, if that alone is more)."""
-    pieces: list[tuple[list[int], int]] = []
-    for i in alive:
-        prompt, own = len(completions[i].prompt_ids), len(completions[i].ids) - 1
-        if pieces and pieces[-1][1] + own <= tokens:
-            pieces[-1] = ([*pieces[-1][0], i], pieces[-1][1] + own)
-        else:
-            pieces.append(([i], prompt + own))
-    return pieces
+    """(answers of one group, row tokens), in pieces of at most `tokens` (or one answer, if that alone is more).
+
+    Each piece repeats the prompt, so few are wanted. They are not evened out: a full piece and a small rest that finds
+    room beside other groups' rests make fewer micro-batches than equal pieces do.
+    """
+    if not alive:
+        return []
+    prompt = len(completions[alive[0]].prompt_ids)
+    own = {i: len(completions[i].ids) - 1 for i in alive}
+    pieces = _bins([([i], n) for i, n in own.items()], tokens - prompt)
+    return [(sorted(piece), prompt + sum(own[i] for i in piece)) for piece in pieces]
 
 
 def _bins(items: list[tuple[list[int], int]], tokens: int) -> list[list[int]]:
-    """First-fit decreasing: pieces of like size end up together, so little is padded inside attention."""
+    """First-fit decreasing, sizes within `tokens` but for single ones over it: few bins, and like sizes together."""
     bins: list[tuple[list[int], int]] = []
     for answers, size in sorted(items, key=lambda item: -item[1]):
         for k, (held, total) in enumerate(bins):
@@ -165,3 +173,70 @@ def _micro_batch(
         weights[place].float().to(device),
         torch.tensor(sampled, dtype=torch.float32, device=device),
     )
+
+
+def automatic_tokens(
+    model: nn.Module, device: torch.device, compute: torch.dtype, *, group: int = 0, padding: float = 1.0
+) -> tuple[int, str]:
+    """(row tokens of a micro-batch, why so many) for a model that has not been trained on `device` yet.
+
+    compute: number format of the forward passes. group: row tokens of a whole group, see `choose_tokens`. padding:
+    tokens computed for each row token, where the model runs on padded rows.
+    """
+    per_token = activation_bytes(getattr(causal_lm(model), "config", None), compute.itemsize)
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    free = max(0, free_memory(device) - 3 * trained)  # a gradient and two moments a weight are still to come
+    if device.type == "cuda":
+        # Half of what is free, and no more for the sake of a group: memory ends hard here.
+        budget, group = free // 2, 0
+    else:
+        budget = min(3 << 29, free // 4)
+    return choose_tokens(None if per_token is None else math.ceil(per_token * padding), budget, group)
+
+
+def choose_tokens(per_token: int | None, budget: int, group: int = 0) -> tuple[int, str]:
+    """(row tokens of a micro-batch, why so many).
+
+    per_token, budget: bytes of activations, of one token (None: unknown) and in all. group: row tokens of a whole
+    group, which is not cut if twice the tokens hold it: every piece would compute the prompt again.
+    """
+    if per_token is None:
+        return UNKNOWN, "the model's configuration does not tell its size"
+    fit = budget // per_token
+    tokens = min(max(fit, FEWEST), MOST)
+    why = f"{budget / 2**30:.2f} GiB of activations at {per_token / 2**20:.3g} MiB a token"
+    if tokens != fit:
+        why += f", at {'least' if tokens > fit else 'most'} {tokens:,}"
+    whole = max(tokens, min(2 * tokens, group))
+    return whole, why if whole == tokens else f"{why}; raised for a group of {group:,}"
+
+
+def activation_bytes(config: Any, element: int) -> int | None:
+    """Bytes that one row token takes at the peak of forward and backward, or None if `config` does not tell.
+
+    element: bytes of a number in the forward passes. Layers x (16 attention widths + 8 feed-forward widths), fitted to
+    the growth of the resident set with the row (docs/design/packing.md). The former are counted in fp32 whatever the
+    format: autocast keeps residuals and norms in it.
+    """
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers, hidden, inner = (
+        getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
+    )
+    if not (isinstance(layers, int) and isinstance(hidden, int) and isinstance(inner, int)):
+        return None
+    heads = (getattr(config, "num_attention_heads", None) or 0) * (getattr(config, "head_dim", None) or 0)
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    inner = max(inner, experts * (getattr(config, "moe_intermediate_size", None) or inner))
+    return layers * (16 * 4 * max(hidden, heads) + 8 * element * inner)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that the device can still give."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as table:  # free pages alone would leave out what caches hold
+            rows = dict(line.split(":") for line in table)
+        return int(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):  # not Linux: half of what is built in
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

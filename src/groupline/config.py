@@ -122,8 +122,9 @@ class RunSettings(Settings):
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
     max_grad_norm: NonNegative = 1.0
     """Gradients are clipped to this global norm; 0 turns clipping off."""
-    micro_batch_tokens: Positive = 16384
-    """Most row tokens of one forward pass: a memory setting, the gradient does not depend on it."""
+    micro_batch_tokens: Positive | None = None
+    """Most row tokens of one forward pass: a memory setting, the gradient does not depend on it. By default chosen from
+    the model and the free memory; the plan says how many and why."""
 
     # Run
     output_dir: str = "runs/run"

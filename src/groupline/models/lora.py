@@ -13,6 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from groupline.models.lora_linear import fuse_lora as fuse_lora
 from groupline.models.packing import causal_lm
 
 
@@ -38,7 +39,9 @@ def add_lora(
     )
     with warnings.catch_warnings():  # peft asks for an attribute that transformers is renaming
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        return get_peft_model(model, config)
+        policy = get_peft_model(model, config)
+    fuse_lora(policy)
+    return policy
 
 
 class Mirror:
@@ -52,6 +55,7 @@ class Mirror:
     def __init__(self, policy: nn.Module, dtype: torch.dtype | None = None) -> None:
         source = causal_lm(policy)
         shared = {id(t): t for t in chain(source.parameters(), source.buffers())}
+        self.borrowed = {id(p) for p in source.parameters()}  # the policy's own, which must stay where they are
         self.model = copy.deepcopy(source, shared)
         self.model.eval()
         self._fills: list[Callable[[], None]] = []
@@ -76,8 +80,8 @@ class Mirror:
             return  # the layer keeps its adapter and runs it at every step: slower, never stale
         plain = copy.copy(base)
         plain._parameters = dict(base._parameters)
-        weight = torch.empty_like(base.weight, dtype=dtype or base.weight.dtype)
-        plain._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        weight = nn.Parameter(torch.empty_like(base.weight, dtype=dtype or base.weight.dtype), requires_grad=False)
+        plain._parameters["weight"] = weight
         parent, _, child = name.rpartition(".")
         setattr(self.model.get_submodule(parent), child, plain)
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from groupline.config import Config, ConfigError
+from groupline.batch import automatic_tokens
+from groupline.config import Config, ConfigError, Positive
 from groupline.models.load import Precision, choose_precision, load_model, load_tokenizer
-from groupline.models.lora import add_lora, is_peft
+from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
@@ -27,11 +28,17 @@ from groupline.training.step import Scorer
 MOST_PROBLEMS = 20000  # taken from a generated task
 
 
+class PlannedConfig(Config):
+    """A configuration whose open choices are made."""
+
+    micro_batch_tokens: Positive
+
+
 @dataclass
 class Setup:
     """Everything one run works with."""
 
-    config: Config
+    config: PlannedConfig
     precision: Precision
     tokenizer: Any
     policy: nn.Module
@@ -46,6 +53,7 @@ class Setup:
     engine: Engine
     optimiser: Optimiser
     scorer: Scorer
+    why_tokens: str  # why so many as config.micro_batch_tokens
     plan: str = ""
     tokens_seen: int = 0
 
@@ -102,6 +110,8 @@ def prepare(
             )
         torch.manual_seed(config.seed)
         policy = add_lora(policy, config.lora_r, config.lora_alpha, config.lora_dropout, config.lora_targets)
+    elif is_peft(policy):
+        fuse_lora(policy)
     policy.eval()  # no dropout in sampling, reference and old log-probs; the adapter's own is switched on below
     for name, module in policy.named_modules():
         if config.lora_dropout and "lora_dropout" in name:
@@ -114,9 +124,12 @@ def prepare(
     scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
+    tokens, why_tokens = _micro_batch_tokens(config, policy, precision, max(len(p.ids) for p in prompted), scorer)
+    planned = PlannedConfig(**dict(config) | {"micro_batch_tokens": tokens})
     setup = Setup(
-        config, precision, tokenizer, policy, reference, objective, judges, ProblemStream(prompted, config.seed), held,
+        planned, precision, tokenizer, policy, reference, objective, judges, ProblemStream(prompted, config.seed), held,
         dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
+        why_tokens,
     )  # fmt: skip
     setup.plan = describe(setup)
     return setup
@@ -193,6 +206,20 @@ def prompt_limit(config: Config, model: Any) -> int | None:
     return min(limits, default=None)
 
 
+def _micro_batch_tokens(
+    config: Config, policy: nn.Module, precision: Precision, longest: int, scorer: Scorer
+) -> tuple[int, str]:
+    """(row tokens of a micro-batch, why so many). longest: tokens of the longest prompt."""
+    if config.micro_batch_tokens is not None:
+        return config.micro_batch_tokens, "as set"
+    answers, most = config.num_generations, config.max_completion_length
+    group = longest + answers * most
+    if scorer.shared:
+        return automatic_tokens(policy, precision.device, precision.compute, group=group)
+    padding = answers * (longest + most) / group  # the prompt is repeated in any case
+    return automatic_tokens(policy, precision.device, precision.compute, padding=padding)
+
+
 def describe(setup: Setup) -> str:
     """The plan: what will be done, how much of it, where, and why so."""
     c, o = setup.config, setup.objective
@@ -209,6 +236,7 @@ def describe(setup: Setup) -> str:
         ("problems", f"{len(setup.stream.prompted)} to train on, {len(setup.held_out)} held out, {setup.dropped} too long"),
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
                    f"row tokens in {-(-most // c.micro_batch_tokens)} micro-batches"),
+        ("memory", f"at most {c.micro_batch_tokens:,} row tokens a micro-batch ({setup.why_tokens})"),
         ("updates", f"{c.steps} steps x {c.num_iterations} = {c.steps * c.num_iterations}; at most "
                     f"{c.steps * answers * c.max_completion_length:,} new tokens"),
         ("objective", f"{o.name}: baseline {o.baseline}, scale {o.scale} (ddof {o.ddof}), ratio {o.ratio}, {clip}, "

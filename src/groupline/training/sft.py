@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from groupline.batch import automatic_tokens
 from groupline.chat import encode_answer, encode_prompt
 from groupline.config import Positive, RunSettings
 from groupline.models.load import choose_precision, load_model, load_tokenizer, save_model
@@ -62,6 +63,10 @@ def sft(config: SftConfig, say: Callable[[str], None] = print) -> Path:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     say(f"supervised fine-tuning: {len(problems)} examples, {config.steps} updates of {config.batch_size}, "
         f"{trained:,} trained weights, {precision}")  # fmt: skip
+    most, why = config.micro_batch_tokens, "as set"
+    if most is None:
+        most, why = automatic_tokens(model, precision.device, precision.compute)
+    say(f"at most {most:,} row tokens a micro-batch ({why})")
     examples = [
         (encode_prompt(tokenizer, p.prompt, config.chat_template_kwargs),
          [encode_answer(tokenizer, text) for text in _solutions(p, config)])
@@ -73,7 +78,7 @@ def sft(config: SftConfig, say: Callable[[str], None] = print) -> Path:
     log = JsonlWriter(folder / "metrics.jsonl")
     began = time.perf_counter()
     for step, batch in enumerate(_batches(examples, config.batch_size, config.steps, config.seed), 1):
-        loss, tokens = supervised_step(model, optimiser, batch, config.micro_batch_tokens, shared, precision.compute)
+        loss, tokens = supervised_step(model, optimiser, batch, most, shared, precision.compute)
         log.write({"step": step, "loss": loss, "tokens": tokens, "seconds": time.perf_counter() - began})
         if step % max(1, config.steps // 20) == 0 or step == 1:
             say(f"step {step}/{config.steps}  loss {loss:.4f}  {time.perf_counter() - began:.0f} s")
