@@ -9,6 +9,7 @@ import hashlib
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from groupline.records import SamplingParams
@@ -33,26 +34,34 @@ def choose(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Ten
     logits' precision and summed in fp64, so a token's probability is exact to about 6e-8 of itself in fp32.
     Raises ValueError if a row has a non-finite normaliser, which means the model produced NaN or infinity.
     """
+    drawn = draw(logits, uniform, params)
+    refuse_non_finite((torch.isfinite(drawn[1]) & torch.isfinite(drawn[2])).cpu().numpy())
+    return drawn
+
+
+def refuse_non_finite(finite: NDArray[np.bool_]) -> None:
+    """Raise ValueError, naming rows of the batch, unless all are finite."""
+    if not finite.all():
+        rows = np.flatnonzero(~finite).tolist()
+        raise ValueError(
+            f"the model's logits are not finite in rows {rows[:8]} of the batch; its weights may have diverged"
+        )
+
+
+def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor, Tensor]:
+    """`choose` without waiting for the device: a row whose normaliser is not finite gets some token, and a log-prob
+    (its plain one at least) that is not finite.
+    """
     if params.temperature == 0:
         plain = torch.logsumexp(logits, -1, keepdim=True)
-        _check_finite(plain)
         ids = logits.argmax(-1)
         return ids, torch.zeros_like(plain[:, 0]), (logits.gather(-1, ids[:, None]) - plain)[:, 0]
     if params.temperature == 1 and not params.filters:
         ids, logp = _invert(logits, uniform)
         return ids, logp, logp
     plain = torch.logsumexp(logits, -1, keepdim=True)  # [b, 1]
-    _check_finite(plain)
     ids, logp = _invert(filtered(logits / params.temperature, params), uniform)
     return ids, logp, (logits.gather(-1, ids[:, None]) - plain)[:, 0]
-
-
-def _check_finite(normaliser: Tensor) -> None:
-    if not bool(torch.isfinite(normaliser).all()):
-        rows = (~torch.isfinite(normaliser.flatten())).nonzero().squeeze(-1).tolist()
-        raise ValueError(
-            f"the model's logits are not finite in rows {rows[:8]} of the batch; its weights may have diverged"
-        )
 
 
 def _invert(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,13 +80,13 @@ def _invert(scores: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         blocks = weights.reshape(len(weights), -1, BLOCK).sum(-1)  # [b, V / BLOCK]
     ends = blocks.double().cumsum(-1)
     total = ends[:, -1:]
-    _check_finite(total)
     point = _below(uniform.double()[:, None] * total, total)
-    block = torch.searchsorted(ends, point, right=True)  # [b, 1]
+    # Clamped for rows that are not finite: their search ends beyond the last token.
+    block = torch.searchsorted(ends, point, right=True).clamp_(max=ends.shape[-1] - 1)  # [b, 1]
     start = (ends - blocks).gather(-1, block)
     inside = weights.gather(-1, block * BLOCK + torch.arange(BLOCK, device=scores.device)).double().cumsum(-1)
     place = torch.searchsorted(inside, _below(point - start, inside[:, -1:]), right=True)
-    ids = block * BLOCK + place  # [b, 1]
+    ids = (block * BLOCK + place).clamp_(max=vocabulary - 1)  # [b, 1]
     logp = (scores.gather(-1, ids) - top).double() - total.log()
     return ids[:, 0], logp[:, 0].to(scores.dtype)
 

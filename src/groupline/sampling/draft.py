@@ -47,6 +47,12 @@ class Drafts:
         values: NDArray[np.float64] = self._uniforms[rows, self.lengths[rows]]
         return values
 
+    def uniforms_ahead(self, rows: Sequence[int], steps: int) -> NDArray[np.float64]:
+        """[steps, rows] uniform numbers of the rows' next tokens; past its last token a row repeats that one's."""
+        at = self.lengths[rows] + np.arange(steps)[:, None]
+        values: NDArray[np.float64] = self._uniforms[rows, at.clip(max=self._uniforms.shape[1] - 1)]
+        return values
+
     def last(self, rows: Sequence[int]) -> NDArray[np.int64]:
         ids: NDArray[np.int64] = self._ids[rows, self.lengths[rows] - 1]
         return ids

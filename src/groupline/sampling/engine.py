@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from groupline.models.attention import NAME, PackedPlan, planned, set_attention
 from groupline.models.load import end_ids
-from groupline.models.logprobs import Head, find_head
+from groupline.models.logprobs import find_head
 from groupline.models.lora import Mirror
 from groupline.models.narrow import narrow_linear, use_narrow_linears
 from groupline.models.packing import decoder, why_not_shared
@@ -27,6 +26,7 @@ from groupline.sampling.cache import DecodePlan, PromptCache
 from groupline.sampling.choose import choose
 from groupline.sampling.direct import DirectStep, direct_step
 from groupline.sampling.draft import Drafts
+from groupline.sampling.graphs import StaticDecode
 from groupline.sampling.scheduler import Answer, Prompt, Scheduler
 from groupline.sampling.unshared import generate_unshared
 
@@ -37,6 +37,8 @@ class Engine:
     tokenizer: needed for stop strings, and its end-of-sequence ids count beside the generation config's.
     cache_gib: budget for keys and values; by default a quarter of the device's free memory.
     max_rows: most answers decoded at once. page_size: tokens a cache page. dtype: weights' type while sampling.
+    graphs: decode in bursts of steps at fixed addresses, captured in CUDA graphs; by default on CUDA. Without CUDA the
+    same steps run uncaptured. burst: steps between two looks at who has ended.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Engine:
         max_rows: int = 256,
         page_size: int = 32,
         dtype: torch.dtype | None = None,
+        graphs: bool | None = None,
+        burst: int = 8,
         notify: Callable[[str], None] = print,
     ) -> None:
         self.tokenizer = tokenizer
@@ -66,6 +70,9 @@ class Engine:
         else:
             notify(f"sampling without a shared prompt cache: {self.unshared_reason}")
         self._slot_bytes: int | None = None
+        self.static: StaticDecode | None = None
+        if self.unshared_reason is None and (self.device.type == "cuda" if graphs is None else graphs):
+            self.static = StaticDecode(self._logits, self._addresses, self.device, notify, burst)
 
     def load_weights(self, policy: nn.Module, version: int) -> None:
         """Bring the sampling weights up to date. `policy` is the model the engine was made with."""
@@ -121,7 +128,11 @@ class Engine:
         scheduler = Scheduler(self._page_pool(drafts), self.max_rows)
         for prompt in drafts.prompts:
             scheduler.add(len(prompt), drafts.n, drafts.params.max_new_tokens)
-        body, head = decoder(self.model), find_head(self.model)
+        self._head = find_head(self.model)
+        if self.static is not None and self.static.failed:
+            self.static = None
+        if self.static is not None:
+            self.static.begin(scheduler, drafts)
         cache = PromptCache(self.device)
         first: dict[int, Tensor] = {}  # prompt -> logits of its answers' first token, while answers wait for them
         plan: DecodePlan | None = None
@@ -130,7 +141,7 @@ class Engine:
             drafts.restart([self._row(drafts, a) for a in step.preempted])
             needed = {a.prompt.index for a in scheduler.live} | {p.index for p in scheduler.idle}
             if step.prompts:
-                first |= self._prefill(step.prompts, needed, cache, drafts, body, head)
+                first |= self._prefill(step.prompts, needed, cache, drafts)
             if step.started:
                 logits = torch.stack([first[a.prompt.index] for a in step.started])
                 self._draw(drafts, scheduler, step.started, logits)
@@ -139,26 +150,39 @@ class Engine:
             if not live:
                 plan = None
                 continue
+            if self.static is not None:
+                self.static.burst(scheduler, drafts, cache)
+                continue
             changed = bool(step.started or step.preempted)
             if plan is None or changed or plan.span >= plan.room or len(live) <= _fewer(len(plan.answers)):
                 rows = live if plan is None else _arrange(plan.answers, live)
                 plan = DecodePlan(cache, rows, scheduler.width * self.page_size, plan)
             else:
                 plan.step()
-            hidden = self._decode(body, plan, drafts.last([self._row(drafts, a) for a in plan.answers]))
+            last = torch.from_numpy(drafts.last([self._row(drafts, a) for a in plan.answers])).to(self.device)
+            logits = self._logits(last, plan)
             scheduler.advance(live)
-            self._draw(drafts, scheduler, plan.answers, _logits(head, hidden))
+            self._draw(drafts, scheduler, plan.answers, logits)
 
-    def _decode(self, body: Any, plan: DecodePlan, ids: NDArray[np.int64]) -> Tensor:
-        """Hidden states [b, H] of the rows' newest tokens, ids [b]."""
-        tokens = torch.from_numpy(ids).to(self.device)
+    def _logits(self, ids: Tensor, plan: Any) -> Tensor:
+        """Logits [b, V] that follow the rows' newest tokens, ids [b], under the plan of one decode step."""
         if self.direct is not None:
-            return self.direct(tokens, plan)
-        with planned(plan):
-            hidden: Tensor = body(
-                input_ids=tokens[None], position_ids=plan.position_ids[None], use_cache=False
-            ).last_hidden_state[0]
-        return hidden
+            hidden = self.direct(ids, plan)
+        else:
+            with planned(plan):
+                hidden = decoder(self.model)(
+                    input_ids=ids[None], position_ids=plan.position_ids[None], use_cache=False
+                ).last_hidden_state[0]
+        z = narrow_linear(hidden, self._head.weight, self._head.bias)
+        return self._head.shape(z if z.dtype == torch.float64 else z.float())
+
+    def _addresses(self) -> tuple[int, ...]:
+        """Where the weights that a decode step reads are."""
+        layers = [] if self.direct is None else self.direct.layers
+        joined = (t for layer in layers for j in (layer.qkv, layer.gate_up) for t in (j.weight, j.bias))
+        head = self._head.weight, self._head.bias
+        tensors = chain(self.model.parameters(), self.model.buffers(), joined, head)
+        return tuple(t.data_ptr() for t in tensors if t is not None)
 
     @staticmethod
     def _row(drafts: Drafts, answer: Answer) -> int:
@@ -176,7 +200,7 @@ class Engine:
             scheduler.finish([answers[i] for i, end in zip(alive, ended, strict=True) if end])
 
     def _prefill(
-        self, prompts: list[Prompt], resident: set[int], cache: PromptCache, drafts: Drafts, body: Any, head: Any
+        self, prompts: list[Prompt], resident: set[int], cache: PromptCache, drafts: Drafts
     ) -> dict[int, Tensor]:
         """Run prompts once, packed, their keys into the cache; logits [V] of each prompt's last token."""
         ids = [drafts.prompts[p.index] for p in prompts]
@@ -184,13 +208,13 @@ class Engine:
         plan = PackedPlan([len(i) for i in ids], [[] for _ in ids], self.device, keep=cache.keep)
         positions = list(chain.from_iterable(range(len(i)) for i in ids))
         with planned(plan):
-            hidden = body(
+            hidden = decoder(self.model)(
                 input_ids=torch.tensor([list(chain.from_iterable(ids))], device=self.device),
                 position_ids=torch.tensor([positions], device=self.device),
                 use_cache=False,
             ).last_hidden_state[0]
         ends = np.cumsum([len(i) for i in ids]) - 1
-        logits = head.logits(hidden[torch.from_numpy(ends).to(self.device)])
+        logits = self._head.logits(hidden[torch.from_numpy(ends).to(self.device)])
         return {p.index: z for p, z in zip(prompts, logits, strict=True)}
 
     def _page_pool(self, drafts: Drafts) -> PagePool:
@@ -237,12 +261,6 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _logits(head: Head, hidden: Tensor) -> Tensor:
-    """[b, H] -> [b, V], as `Head.logits` gives them."""
-    z = narrow_linear(hidden, head.weight, head.bias)
-    return head.shape(z if z.dtype == torch.float64 else z.float())
 
 
 def _fewer(rows: int) -> int:
