@@ -275,6 +275,7 @@ def test_a_diverged_model_is_named_and_not_sampled_from():
         model.lm_head.weight[3] = math.nan
     engine = Engine(tiny_model("llama"))
     engine.model.lm_head = model.lm_head
+    engine.load_weights(model, version=1)
     with pytest.raises(ValueError, match=r"logits are not finite in rows \[0, 1\].*diverged"):
         engine.generate([[1, 2], [3]], 1, SamplingParams(max_new_tokens=4))
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from peft.tuners import lora
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from groupline.models.products import linear
 
 
 def fuse_lora(model: nn.Module) -> int:
@@ -89,8 +90,8 @@ class _LoraProduct(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scaling: float
     ) -> Tensor:
-        thin = rows @ down.T  # [N, r]
-        out = F.linear(rows, weight, bias).addmm_(thin, up.T, alpha=scaling)  # [N, out]
+        thin = linear(rows, down)  # [N, r]
+        out = linear(rows, weight, bias).addmm_(thin, up.T, alpha=scaling)  # [N, out]
         ctx.save_for_backward(rows, thin, weight, down, up)
         ctx.scaling = scaling
         return out
@@ -103,9 +104,9 @@ class _LoraProduct(torch.autograd.Function):
         grad = grads[0]  # [N, out]
         d_x = d_down = None
         if need_x or need_down:
-            d_thin = (grad @ up).mul_(ctx.scaling)  # [N, r]
+            d_thin = linear(grad, up.T).mul_(ctx.scaling)  # [N, r]
             if need_x:
-                d_x = (grad @ weight).addmm_(d_thin, down)
+                d_x = linear(grad, weight.T).addmm_(d_thin, down)
             if need_down:
                 d_down = d_thin.T @ rows
         d_up = (grad.T @ thin).mul_(ctx.scaling) if need_up else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from groupline.models.attention import PackedPlan, UnsupportedAttention, planned, shared_attention
 from groupline.models.logprobs import find_head
+from groupline.models.products import FastProducts
 
 Ids = Sequence[int]
 
@@ -104,10 +105,11 @@ def hidden_states(model: nn.Module, row: PackedRow, shared: bool = True) -> Tens
     """
     body = decoder(model)
     if not shared:
-        return _padded_hidden_states(body, row)
+        with FastProducts():
+            return _padded_hidden_states(body, row)
     lengths = [[len(a) - 1 for a in own] for own in row.answers]
     plan = PackedPlan([len(p) for p in row.prompts], lengths, row.input_ids.device)
-    with shared_attention(causal_lm(model)), planned(plan):
+    with shared_attention(causal_lm(model)), planned(plan), FastProducts():
         out = body(input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False)
     hidden: Tensor = out.last_hidden_state[0]
     return hidden.index_select(0, row.score_at)

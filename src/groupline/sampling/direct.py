@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
 from groupline.models.attention import PackedPlan, planned
-from groupline.models.narrow import narrow_linear
+from groupline.models.products import Prepacked, can_prepack, linear
 from groupline.sampling.cache import DecodePlan, PromptCache
 from groupline.sampling.scheduler import Answer, Prompt
 
 _PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+_SILU = (nn.SiLU, SiLUActivation)
 _MOVING_ROTATIONS = ("dynamic", "longrope")  # their angles depend on the longest sequence
 
 
@@ -30,18 +32,18 @@ class DirectStep:
     LoRA weight) moves into the joined one instead of being copied.
     """
 
-    def __init__(self, body: Any, shared: set[int]) -> None:
+    def __init__(self, body: Any, shared: set[int], prepack: bool = False) -> None:
         """shared: ids of the parameters that are not the sampler's own, so that they must stay where they are."""
         self.body = body
-        self.layers = [_Layer(layer, shared) for layer in body.layers]
+        self.layers = [_Layer(layer, shared, prepack) for layer in body.layers]
         self.norm = _Norm([body.norm])
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         for layer in self.layers:
-            layer.qkv.refresh()
-            layer.gate_up.refresh()
+            for product in layer.products:
+                product.refresh()
 
     def __call__(self, ids: Tensor, plan: DecodePlan) -> Tensor:
         """ids [b] -> hidden states [b, H] after the last norm. Advances nothing: the plan's rows are at this token."""
@@ -54,19 +56,28 @@ class DirectStep:
 
 
 class _Layer:
-    def __init__(self, layer: Any, shared: set[int]) -> None:
+    def __init__(self, layer: Any, shared: set[int], prepack: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.width = attention.head_dim
         self.scaling = float(attention.scaling)
         self.window = getattr(attention, "sliding_window", None)
-        self.qkv = _Joined([attention.q_proj, attention.k_proj, attention.v_proj], shared)
-        self.gate_up = _Joined([mlp.gate_proj, mlp.up_proj], shared)
         self.heads, self.kv_heads = (p.weight.shape[0] // self.width for p in (attention.q_proj, attention.k_proj))
-        self.out, self.down, self.act = attention.o_proj, mlp.down_proj, mlp.act_fn
+        self.silu = type(mlp.act_fn) in _SILU
+        self.act = mlp.act_fn
         self.first, self.second = _Norm([layer.input_layernorm]), _Norm([layer.post_attention_layernorm])
         self.head_norm = None
         if hasattr(attention, "q_norm"):
             self.head_norm = _Norm([attention.q_norm] * self.heads + [attention.k_norm] * self.kv_heads)
+        self.qkv = _product([attention.q_proj, attention.k_proj, attention.v_proj], shared, prepack)
+        self.out, self.down = (_product([m], shared, prepack) for m in (attention.o_proj, mlp.down_proj))
+        self.products = [self.qkv, self.out, self.down]
+        self.fused = isinstance(self.down, Prepacked)
+        if self.fused:  # two products, as each can take an elementwise step with it
+            self.gate, self.up = (_product([m], shared, prepack) for m in (mlp.gate_proj, mlp.up_proj))
+            self.products += [self.gate, self.up]
+        else:
+            self.gate_up = _product([mlp.gate_proj, mlp.up_proj], shared, prepack)
+            self.products.append(self.gate_up)
 
     def __call__(self, x: Tensor, index: int, cos: Tensor, sin: Tensor, plan: DecodePlan) -> Tensor:
         b, turned = len(x), self.heads + self.kv_heads
@@ -78,10 +89,22 @@ class _Layer:
         a = plan.attend(
             index, qk[:, : self.heads], qk[:, self.heads :], qkv[:, turned:], scaling=self.scaling, window=self.window
         )
-        x = _add_product(x, a.reshape(b, -1), self.out)
-        gate, up = self.gate_up(self.second(x)).chunk(2, -1)
-        gate = nn.functional.silu(gate, inplace=True) if type(self.act) is nn.SiLU else self.act(gate)
-        return _add_product(x, gate * up, self.down)
+        if not self.fused:
+            x = x + self.out(a.reshape(b, -1))
+            gate, up = self.gate_up(self.second(x)).chunk(2, -1)
+            gate = nn.functional.silu(gate, inplace=True) if self.silu else self.act(gate)
+            return x + self.down(gate * up)  # type: ignore[no-any-return]
+        x = self.out.with_other(a.reshape(b, -1), x, "add")
+        y = self.second(x)
+        gate = self.gate(y, "swish") if self.silu else self.act(self.gate(y))
+        return self.down.with_other(self.up.with_other(y, gate, "mul"), x, "add")  # type: ignore[no-any-return]
+
+
+def _product(modules: list[Any], shared: set[int], prepack: bool) -> Any:
+    """Linear layers of one input as one product."""
+    if prepack and all(can_prepack(m.weight) for m in modules):
+        return Prepacked([m.weight for m in modules], [m.bias for m in modules])
+    return _Joined(modules, shared)
 
 
 class _Joined:
@@ -107,8 +130,12 @@ class _Joined:
         for mine, theirs in self._copies:
             mine.copy_(theirs)
 
+    def tensors(self) -> list[Tensor | None]:
+        """What a product reads."""
+        return [self.weight, self.bias]
+
     def __call__(self, x: Tensor) -> Tensor:
-        return narrow_linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class _Norm:
@@ -145,20 +172,16 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:
-    """x + module(y)."""
-    return x + narrow_linear(y, module.weight, module.bias)
-
-
-def direct_step(body: Any, shared: set[int]) -> tuple[DirectStep | None, str]:
+def direct_step(body: Any, shared: set[int], prepack: bool = False) -> tuple[DirectStep | None, str]:
     """A `DirectStep` for `body`, whose attention is packed, or None and why its modules must run instead.
 
+    prepack: keep weights in a layout of their own, where the CPU has one; a copy of all weights.
     Checks the shape of the layers, then compares the two on a prefilled prompt with three answers.
     """
     reason = _other_shape(body)
     if reason:
         return None, reason
-    direct = DirectStep(body, shared)
+    direct = DirectStep(body, shared, prepack)
     difference = _difference(direct, body)
     limit = 1e-4 if next(body.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
     if difference < limit:

@@ -18,8 +18,8 @@ from groupline.models.attention import NAME, PackedPlan, planned, set_attention
 from groupline.models.load import end_ids
 from groupline.models.logprobs import find_head
 from groupline.models.lora import Mirror
-from groupline.models.narrow import narrow_linear, use_narrow_linears
 from groupline.models.packing import decoder, why_not_shared
+from groupline.models.products import Prepacked, can_prepack, linear, use_linear
 from groupline.records import Completion, SamplingParams
 from groupline.sampling.blocks import PagePool
 from groupline.sampling.cache import DecodePlan, PromptCache
@@ -65,8 +65,11 @@ class Engine:
         self.direct: DirectStep | None = None
         if self.unshared_reason is None:
             set_attention(self.model, NAME)
-            use_narrow_linears(self.model)
-            self.direct, self.direct_reason = direct_step(decoder(self.model), self.mirror.borrowed)
+            use_linear(self.model)
+            weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+            self._prepack = self.device.type == "cpu" and weights < _free_bytes(self.device) / 4
+            self.direct, self.direct_reason = direct_step(decoder(self.model), self.mirror.borrowed, self._prepack)
+            self._take_head()
         else:
             notify(f"sampling without a shared prompt cache: {self.unshared_reason}")
         self._slot_bytes: int | None = None
@@ -79,7 +82,15 @@ class Engine:
         self.mirror.refresh()
         if self.direct is not None:
             self.direct.refresh()
+        if self.unshared_reason is None:
+            self._take_head()
         self.version = version
+
+    def _take_head(self) -> None:
+        self._head = find_head(self.model)
+        self._packed_head = None
+        if self._prepack and can_prepack(self._head.weight):
+            self._packed_head = Prepacked([self._head.weight], [self._head.bias])
 
     @torch.inference_mode()
     def generate(
@@ -128,7 +139,6 @@ class Engine:
         scheduler = Scheduler(self._page_pool(drafts), self.max_rows)
         for prompt in drafts.prompts:
             scheduler.add(len(prompt), drafts.n, drafts.params.max_new_tokens)
-        self._head = find_head(self.model)
         if self.static is not None and self.static.failed:
             self.static = None
         if self.static is not None:
@@ -173,13 +183,15 @@ class Engine:
                 hidden = decoder(self.model)(
                     input_ids=ids[None], position_ids=plan.position_ids[None], use_cache=False
                 ).last_hidden_state[0]
-        z = narrow_linear(hidden, self._head.weight, self._head.bias)
+        if self._packed_head is not None:
+            return self._head.shape(self._packed_head(hidden))
+        z = linear(hidden, self._head.weight, self._head.bias)
         return self._head.shape(z if z.dtype == torch.float64 else z.float())
 
     def _addresses(self) -> tuple[int, ...]:
         """Where the weights that a decode step reads are."""
         layers = [] if self.direct is None else self.direct.layers
-        joined = (t for layer in layers for j in (layer.qkv, layer.gate_up) for t in (j.weight, j.bias))
+        joined = (t for layer in layers for product in layer.products for t in product.tensors())
         head = self._head.weight, self._head.bias
         tensors = chain(self.model.parameters(), self.model.buffers(), joined, head)
         return tuple(t.data_ptr() for t in tensors if t is not None)
