@@ -1,6 +1,8 @@
 """Groups -> Batch: which token is trained with which advantage and weight, and how rows are cut."""
 
 import math
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import completion, group
 
-from groupline.batch import make_batch, rewards_tensor
+from groupline.batch import (
+    FEWEST,
+    MOST,
+    UNKNOWN,
+    activation_bytes,
+    choose_tokens,
+    free_memory,
+    make_batch,
+    rewards_tensor,
+)
 from groupline.objective import BNPO, DR_GRPO, GRPO, RLOO
 from groupline.records import Group, Problem, Rollout
 
@@ -243,3 +254,35 @@ def test_a_prompt_stands_once_in_a_row_where_its_group_fits():
 def test_groups_share_a_row_while_it_has_room():
     batch = make_batch(groups(*[(4, [2, 2], [0, 1])] * 4), PLAIN, budget=8, micro_batch_tokens=12)
     assert [len(m.row.input_ids) for m in batch.micro_batches] == [12, 12]
+
+
+# How many row tokens
+
+
+def test_tokens_follow_from_the_budget_within_limits():
+    assert choose_tokens(1000, 3_000_000)[0] == 3000
+    assert choose_tokens(1000, 100_000)[0] == FEWEST
+    assert choose_tokens(1, 10**9)[0] == MOST
+    assert choose_tokens(1, 10**9, most=4096)[0] == 4096
+    tokens, why = choose_tokens(1000, 3_000_000, group=5000)
+    assert (tokens, "raised for a group of 5,000" in why) == (5000, True)
+    assert choose_tokens(1000, 3_000_000, group=7000)[0] == 6000  # twice is the most
+    assert choose_tokens(None, 10**9) == (UNKNOWN, "the model's configuration does not tell its size")
+
+
+def test_activation_bytes_by_hand():
+    config = SimpleNamespace(
+        num_hidden_layers=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9, head_dim=64
+    )
+    assert activation_bytes(config, 4) == 30 * (16 * 4 * 576 + 8 * 4 * 1536)
+    assert activation_bytes(config, 2) == 30 * (16 * 4 * 576 + 8 * 2 * 1536)
+    config.head_dim = 128  # wider attention than the hidden states
+    assert activation_bytes(config, 4) == 30 * (16 * 4 * 9 * 128 + 8 * 4 * 1536)
+    config.num_experts_per_tok, config.moe_intermediate_size = 8, 512
+    assert activation_bytes(config, 4) == 30 * (16 * 4 * 9 * 128 + 8 * 4 * 4096)
+    assert activation_bytes(SimpleNamespace(), 4) is None
+
+
+def test_free_memory_here_is_some_and_less_than_all():
+    free = free_memory(torch.device("cpu"))
+    assert 0 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
