@@ -40,11 +40,12 @@ def gym_score(
 def import_gym(module: str = "reasoning_gym") -> Any:
     """A module of reasoning-gym, or an ImportError that says how to get it."""
     try:
-        return importlib.import_module(module)
+        import reasoning_gym  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "reasoning_gym":
             raise
         raise ImportError("tasks called gym:NAME need reasoning-gym: pip install 'groupline[gym]'") from None
+    return importlib.import_module(module)
 
 
 @lru_cache(maxsize=256)

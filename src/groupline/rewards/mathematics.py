@@ -52,11 +52,9 @@ class MathVerify:
         """
         if len(answer) != len(completions):
             raise ValueError(f"answer has {len(answer)} rows for {len(completions)} completions")
-        if importlib.util.find_spec("math_verify") is None:
-            raise ImportError("the reward math_verify needs math-verify: pip install 'groupline[math]'")
         said = [after_thinking(text) for text in whole_texts(completions, prefill)]
         # Rows without an answer are asked with an empty one, so that their gold answers are checked as well.
-        replies = self._pool.map([{"gold": str(g), "text": t or ""} for g, t in zip(answer, said, strict=True)])
+        replies = self._ask(answer, [text or "" for text in said])
         unread = [r for r, reply in enumerate(replies) if isinstance(reply, dict) and not reply["gold"]]
         if unread:
             rows = ", ".join(f"row {row} ({str(answer[row])[:40]!r})" for row in unread[:5])
@@ -64,9 +62,21 @@ class MathVerify:
         self._count(replies, log_metric)
         return [float(reply["right"]) if isinstance(reply, dict) else None for reply in replies]
 
+    def unreadable_answers(self, answers: Sequence[Any]) -> list[int]:
+        """The rows whose gold answer cannot be read within the deadline, to be named before training starts."""
+        different = list(dict.fromkeys(map(str, answers)))
+        replies = dict(zip(different, self._ask(different, [""] * len(different)), strict=True))
+        read = {gold for gold, reply in replies.items() if isinstance(reply, dict) and reply["gold"]}
+        return [row for row, gold in enumerate(answers) if str(gold) not in read]
+
     def close(self) -> None:
         """End the worker processes; the next call starts new ones."""
         self._pool.close()
+
+    def _ask(self, gold: Sequence[Any], texts: Sequence[str]) -> list[Reply]:
+        if importlib.util.find_spec("math_verify") is None:
+            raise ImportError("the reward math_verify needs math-verify: pip install 'groupline[math]'")
+        return self._pool.map([{"gold": str(g), "text": text} for g, text in zip(gold, texts, strict=True)])
 
     def _count(self, replies: Sequence[Reply], log_metric: Callable[[str, float], Any] | None) -> None:
         late, died = replies.count("timeout"), replies.count("died")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Literal
 
@@ -48,19 +48,14 @@ class WorkerPool:
         replies: list[Reply] = ["died"] * len(requests)
 
         def serve(worker: _Worker) -> None:
-            while (number := _next(todo)) is not None:
-                replies[number] = worker.ask(requests[number])
+            with _dropping(todo):  # a process does not start: neither will the others
+                while (number := _next(todo)) is not None:
+                    replies[number] = worker.ask(requests[number])
 
         busy = self._workers[: len(requests)]
-        with self._lock, ThreadPoolExecutor(max(len(busy), 1)) as threads:
-            try:
-                list(threads.map(serve, busy))
-            except (
-                BaseException
-            ):  # Ctrl-C, or a process that did not start: the others stop after their present request
-                while _next(todo) is not None:
-                    pass
-                raise
+        # Ctrl-C reaches this thread; the others then stop after their present request.
+        with self._lock, ThreadPoolExecutor(max(len(busy), 1)) as threads, _dropping(todo):
+            list(threads.map(serve, busy))
         return replies
 
     def pids(self) -> list[int]:
@@ -81,6 +76,8 @@ class _Worker:
         self.process: subprocess.Popen[str] | None = None
 
     def ask(self, request: Mapping[str, Any]) -> Reply:
+        if self.process is not None and self.process.poll() is not None:
+            self.stop()  # it ended between requests, which is not this request's doing
         process = self.process or self._start()
         line, late = _exchange(process, json.dumps(request) + "\n", self.seconds)
         if late or not line:
@@ -158,6 +155,17 @@ def _ended(timer: threading.Timer, late: threading.Event) -> bool:
     timer.cancel()
     timer.join()  # so that no kill comes after this answer
     return late.is_set()
+
+
+@contextlib.contextmanager
+def _dropping(todo: queue.SimpleQueue[int]) -> Iterator[None]:
+    """Empties the queue if something is raised."""
+    try:
+        yield
+    except BaseException:
+        while _next(todo) is not None:
+            pass
+        raise
 
 
 def _next(todo: queue.SimpleQueue[int]) -> int | None:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from groupline.tasks.jsonl import read_rows
 
@@ -93,7 +93,7 @@ def _tsv(path: Path) -> Iterator[Row]:
 
 def _separated(path: Path, separator: str, names: list[str] | None) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # worked answers can be long
-    quoting = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
         number = 0

@@ -16,7 +16,7 @@ from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
-from groupline.rewards import Reward, unreadable_answers
+from groupline.rewards import MathVerify, Reward, unreadable_answers
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
@@ -185,12 +185,18 @@ def judges_of(config: Config) -> list[Reward]:
 
 
 def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
-    if any(j.name == "correct_number" for j in judges):
-        rows = unreadable_answers([p.answer for p in problems])
+    answers = [p.answer for p in problems]
+    for judge in judges:
+        if judge.name == "correct_number":
+            rows, lack = unreadable_answers(answers), "hold no number"
+        elif isinstance(judge.function, MathVerify):
+            rows, lack = judge.function.unreadable_answers(answers), "cannot be read as mathematics"
+        else:
+            continue
         if rows:
             shown = ", ".join(f"{problems[r].id} ({problems[r].answer!r})" for r in rows[:5])
             raise ConfigError(
-                f"the gold answers of {len(rows)} problems hold no number, so correct_number cannot judge them: {shown}"
+                f"the gold answers of {len(rows)} problems {lack}, so {judge.name} cannot judge them: {shown}"
             )
 
 
