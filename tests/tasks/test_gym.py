@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+from training.small import make_model, make_tokenizer, rows
 
+from groupline import Config, train
 from groupline.records import Problem
 from groupline.rewards import Reward, call_rewards, get_reward, gym_score
 from groupline.tasks import check_gold, get_task
@@ -54,6 +57,20 @@ def test_the_scorer_is_the_tasks_own() -> None:
 
 def test_problems_of_other_sources_are_not_judged() -> None:
     assert gym_score(completions=["1", "2"], gym_task=[None, None], gym_entry=[None, None]) == [None, None]
+
+
+def test_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    tokenizer = make_tokenizer()
+    settings = Config(
+        task="gym:leg_counting", steps=1, prompts_per_step=2, num_generations=2, max_completion_length=6, beta=0.0,
+        eval_problems=2, eval_samples=1, output_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    results = train(settings, lambda line: None, model=make_model(tokenizer), tokenizer=tokenizer)
+    assert results["held_out"]["after"]["judge"] == "gym_score"
+    answers = rows(tmp_path / "run" / "rollouts.jsonl")
+    assert [set(a["rewards"]) for a in answers] == [{"gym_score", "think_format"}] * 4
+    assert len({a["problem"] for a in answers}) == 2
 
 
 def test_an_unknown_task_gets_the_nearest_names() -> None:

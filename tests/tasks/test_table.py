@@ -88,12 +88,13 @@ def test_objects_that_give_rows(tmp_path: Path) -> None:
         assert [(p.prompt, p.answer, p.columns["level"]) for p in problems] == EXPECTED
         assert problems[0].id == "given-1"
     own = [Problem("a", "1+1=", "2")]
-    assert read_problems(own) == own
+    assert read_problems(own) == read_problems(iter(own)) == own
+    assert [p.answer for p in read_problems([*own, *ROWS], count=2)] == ["2", "7"]
     settings = Config(prompt_column="level", answer_column="question", system_prompt="Be short.")
     (first, *_) = given_problems(settings, ROWS)
     assert first.prompt == ({"role": "system", "content": "Be short."}, {"role": "user", "content": "easy"})
     assert first.answer == ROWS[0]["question"]
-    with pytest.raises(TypeError, match="row 2 of problems is a str; each must be a mapping of columns"):
+    with pytest.raises(TypeError, match="row 2 of problems is a str; it must be a mapping or a Problem"):
         read_problems([ROWS[0], "1+1="])
     with pytest.raises(TypeError, match="problems is a mapping of train, test; pass the rows of one of them"):
         read_problems({"train": ROWS, "test": ROWS})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from groupline.records import Message, Problem
 from groupline.tasks.gsm8k import worked_solution
-from groupline.tasks.table import Row, given_rows, table_rows
+from groupline.tasks.table import Row, table_rows
 
 # Looked for in this order. `reward_model.ground_truth` is where verl's files have it, `solution` is where MATH's have.
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -51,18 +51,23 @@ def read_problems(
         rows: Iterator[Row | Problem] = iter(table_rows(source, split))
         stem = Path(name).stem if Path(name).is_file() else Path(name).name
     else:
-        rows, stem = _problems_and_rows(source), "given"
+        rows, stem = _given(source), "given"
     return [
         row if isinstance(row, Problem) else _problem(row, stem, prompt, answer, columns, system)
         for row in islice(rows, count)
     ]
 
 
-def _problems_and_rows(source: Iterable[Any]) -> Iterator[Row | Problem]:
-    if isinstance(source, Sequence) and source and all(isinstance(row, Problem) for row in source):
-        yield from source
-    else:
-        yield from given_rows(source)
+def _given(source: Iterable[Any]) -> Iterator[Row | Problem]:
+    if isinstance(source, Mapping):
+        raise TypeError(f"problems is a mapping of {', '.join(map(str, source))}; pass the rows of one of them")
+    for number, row in enumerate(source, start=1):
+        if isinstance(row, Problem):
+            yield row
+        elif isinstance(row, Mapping):
+            yield f"row {number} of problems", number, dict(row)
+        else:
+            raise TypeError(f"row {number} of problems is a {type(row).__name__}; it must be a mapping or a Problem")
 
 
 def _problem(

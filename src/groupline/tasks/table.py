@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,20 +49,6 @@ def table_rows(source: str | Path, split: str = "train") -> Iterator[Row]:
     if path.suffix.lower() not in readers:
         raise ValueError(f"{text} ends in {path.suffix or 'nothing'!r}; problems are read from {', '.join(readers)}")
     return readers[path.suffix.lower()](path)
-
-
-def given_rows(rows: Iterable[Any], name: str = "problems") -> Iterator[Row]:
-    """The rows of an object that gives mappings: a list of dicts, a `datasets.Dataset`, a reader of one's own.
-
-    Raises:
-        TypeError: it gives something else; the row is named.
-    """
-    if isinstance(rows, Mapping):
-        raise TypeError(f"{name} is a mapping of {', '.join(map(str, rows))}; pass the rows of one of them")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, Mapping):
-            raise TypeError(f"row {number} of {name} is a {type(row).__name__}; each must be a mapping of columns")
-        yield f"row {number} of {name}", number, dict(row)
 
 
 def _json(path: Path) -> Iterator[Row]:
@@ -136,12 +122,12 @@ def _folder(path: Path, split: str, named: str | None) -> Iterator[Row]:
         splits = datasets.load_from_disk(str(path))
         if split not in splits:
             raise ValueError(f"{path} has no split {split!r}; its splits are {', '.join(splits)}: write {path}@SPLIT")
-        return given_rows(splits[split], f"{path}@{split}")
+        return _numbered(splits[split], f"{path}@{split}")
     if (path / "state.json").is_file():
         if named is not None:
             raise ValueError(f"{path} holds one data set without splits; leave out @{named}")
-        return given_rows(datasets.load_from_disk(str(path)), str(path))
-    return given_rows(_load(datasets, (str(path),), split, str(path)), f"{path}@{split}")
+        return _numbered(datasets.load_from_disk(str(path)), str(path))
+    return _numbered(_load(datasets, (str(path),), split, str(path)), f"{path}@{split}")
 
 
 def _hub(text: str, split: str) -> Iterator[Row]:
@@ -150,7 +136,11 @@ def _hub(text: str, split: str) -> Iterator[Row]:
     if not name:
         raise ValueError(f"{text!r} names no data set; write {HUB}owner/name, {HUB}owner/name:config, and @split")
     split = named or split
-    return given_rows(_load(_datasets(text), (name, config) if config else (name,), split, text), f"{name}@{split}")
+    return _numbered(_load(_datasets(text), (name, config) if config else (name,), split, text), f"{name}@{split}")
+
+
+def _numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[Row]:
+    return ((f"row {number} of {name}", number, row) for number, row in enumerate(rows, start=1))
 
 
 def _load(datasets: Any, arguments: tuple[str, ...], split: str, what: str) -> Any:
