@@ -25,7 +25,7 @@ RENAMED = {
     "reward_funcs": "rewards",
     "max_new_tokens": "max_completion_length",
     "group_size": "num_generations",
-    "dataset_name": "train_file, as hub:owner/name",
+    "dataset_name": "train_file: hub:owner/name",
     "columns": "prompt_column and answer_column",
     "clip_range": "epsilon",
     "kl_coef": "beta",
