@@ -271,6 +271,28 @@ def test_gold_answers_without_a_number(tmp_path: Path, start: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_gold_answers_that_are_no_mathematics(tmp_path: Path, start: Path) -> None:
+    file = problems_file(tmp_path / "mine.jsonl", {"question": "1+1=", "answer": "2"}, {"question": "?", "answer": ""})
+    settings = {"train_file": file, "eval_problems": 0, "rewards": ("math_verify",), "prompts_per_step": 2}
+    with pytest.raises(
+        ConfigError, match=r"of 1 problems cannot be read as mathematics, so math_verify .*: mine-2 \(''\)"
+    ):
+        train(Config(model=str(start), output_dir=str(tmp_path / "run"), **settings))
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_passed_in_are_read_by_the_settings(tmp_path: Path, first: nn.Module, tokenizer: Any) -> None:
+    """Dicts in place of problems; a column that is not there is named with the row and the columns there are."""
+    given = [{"ask": f"{n}+1=", "gold": n + 1} for n in range(4)]
+    settings = config(tmp_path / "run", steps=1, prompt_column="ask", answer_column="gold")
+    run(settings, twin(first), tokenizer, problems=given)
+    written = rows(tmp_path / "run" / "rollouts.jsonl")
+    assert {(r["prompt"], r["gold"]) for r in written} <= {(f"{n}+1=", str(n + 1)) for n in range(4)}
+    with pytest.raises(ValueError, match=r"row 2 of problems has no column 'gold'; its columns are ask, answer"):
+        run(config(tmp_path / "new", prompt_column="ask", answer_column="gold"), twin(first), tokenizer,
+            problems=[given[0], {"ask": "1+1=", "answer": 2}])  # fmt: skip
+
+
 def test_no_problems(tmp_path: Path, first: nn.Module, tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="there are no problems to train on"):
         run(config(tmp_path / "run"), twin(first), tokenizer, problems=[])

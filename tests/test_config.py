@@ -32,7 +32,12 @@ def test_recipes_load(recipe: Path) -> None:
     kind = SftConfig if "sft" in recipe.name else Config
     loaded = kind.load(recipe)
     assert loaded.output_dir != kind().output_dir  # a recipe names its own folder
-    for key, value in yaml.safe_load(recipe.read_text(encoding="utf-8")).items():
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    fast, block = values.pop("fast", None), values.pop("fast_settings", {})
+    assert bool(block) == (fast is not None)
+    if block:
+        assert kind.load(recipe, fast=True) == kind(**values | block) != loaded
+    for key, value in values.items():
         assert key in loaded.model_fields_set, key
         if isinstance(value, str) and isinstance(getattr(loaded, key), float):
             assert getattr(loaded, key) == float(value)
@@ -75,6 +80,41 @@ def test_arguments_win_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("steps: 3\nseed: 4\n")
     config = Config.load(tmp_path / "recipe.yaml", steps=5)
     assert (config.steps, config.seed) == (5, 4)
+
+
+FAST = "steps: 9\nseed: 4\nfast: {}\nfast_settings:\n  steps: 2\n  learning_rate: 1e-3\n"
+
+
+def test_a_fast_variant_goes_between_the_recipe_and_the_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    for said, asked, expected in [
+        ("false", None, 9), ("true", None, 2), ("false", True, 2), ("true", False, 9), ("true", True, 2),
+    ]:  # fmt: skip
+        path.write_text(FAST.format(said))
+        config = Config.load(path, fast=asked)
+        assert (config.steps, config.seed) == (expected, 4)
+        assert config.learning_rate == (1e-3 if expected == 2 else 1e-6)
+        assert Config.load(path, fast=asked, steps=5).steps == 5
+    assert SftConfig.load(path, fast=True).steps == 2
+    path.write_text(FAST.partition("fast")[0])
+    assert Config.load(path, fast=False).steps == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "fast", "message"),
+    [
+        ("steps: 3\n", True, "has no fast_settings, so there is no fast variant of it"),
+        ("fast: true\n", None, "has no fast_settings"),
+        ("fast: {steps: 2}\n", None, "fast is {'steps': 2}; it is true or false, and its settings stand in fast_settings"),
+        ("fast_settings: [steps]\n", None, r"fast_settings is \['steps'\]; it must hold settings"),
+        ("fast_settings: {stepz: 2}\n", None, "in fast_settings: unknown setting 'stepz'; did you mean 'steps'"),
+        ("fast_settings: {fast: true}\n", None, "in fast_settings: unknown setting 'fast'"),
+    ],
+)  # fmt: skip
+def test_fast_settings_that_cannot_be(text: str, fast: bool | None, message: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Config.load(tmp_path / "recipe.yaml", fast=fast)
 
 
 def test_a_config_is_frozen() -> None:

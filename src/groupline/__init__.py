@@ -40,6 +40,7 @@ _HOMES = {
     "maj_at_k": "groupline.metrics",
     "pass_at_k": "groupline.metrics",
     "policy_loss": "groupline.objective",
+    "read_problems": "groupline.tasks",
     "rewards": "groupline",
     "token_weights": "groupline.objective",
     "train": "groupline.training.grpo",
@@ -77,6 +78,7 @@ __all__ = [
     "maj_at_k",
     "pass_at_k",
     "policy_loss",
+    "read_problems",
     "rewards",
     "token_weights",
     "train",
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
     from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
     from groupline.rewards import Reward, RewardError
     from groupline.sampling import Engine
+    from groupline.tasks import read_problems
     from groupline.training.grpo import train
 
 

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 import tyro
 
-from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_yaml
+from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_recipe, read_yaml
 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
-  groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives
+  groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
 
-`groupline train --help` lists every setting.
+`groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
 """
 
 S = TypeVar("S", bound=RunSettings)
@@ -55,9 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
     """CONFIG.yaml, if the first argument is one, then `--key value` over it. Wrong keys are named with the right one."""
     values = dict(defaults)
-    rest = list(args)
+    fast, rest = switch(args, "fast")
     if rest and not rest[0].startswith("-"):
-        values |= read_yaml(Path(rest.pop(0)))
+        values |= read_recipe(Path(rest.pop(0)), kind.model_fields, fast)
+    elif fast:
+        raise ConfigError("--fast takes the fast_settings of a recipe, and no recipe is given")
     for arg in rest:
         key = arg[2:].split("=")[0].split(".")[0].replace("-", "_")
         negated = key.removeprefix("no_")
@@ -68,8 +70,30 @@ def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
     return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__, config=plain)
 
 
+def switch(args: Sequence[str], name: str) -> tuple[bool | None, list[str]]:
+    """(whether `--name` is among the arguments, alone or with true or false; None if not at all), and the others."""
+    found, rest, spellings = None, list(args), {"true": True, "false": False}
+    for place, arg in enumerate(rest):
+        key, equals, value = arg.partition("=")
+        if key.replace("_", "-") != f"--{name}":
+            continue
+        following = rest[place + 1].lower() if not equals and place + 1 < len(rest) else ""
+        if equals and value.lower() not in spellings:
+            raise ConfigError(f"--{name} is {value!r}; it must be true or false")
+        found = spellings.get(value.lower() if equals else following, True)
+        del rest[place : place + (2 if following in spellings else 1)]
+        break
+    return found, rest
+
+
 def _train(args: Sequence[str]) -> int:
+    dry, args = switch(args, "dry-run")
     config = settings(Config, args)
+    if dry:
+        from groupline.training.dry_run import dry_run
+
+        dry_run(config)
+        return 0
     from groupline.training.display import Display
     from groupline.training.grpo import train
 

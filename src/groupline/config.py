@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,6 +25,8 @@ RENAMED = {
     "reward_funcs": "rewards",
     "max_new_tokens": "max_completion_length",
     "group_size": "num_generations",
+    "dataset_name": "train_file: hub:owner/name",
+    "columns": "prompt_column and answer_column",
     "clip_range": "epsilon",
     "kl_coef": "beta",
 }
@@ -55,8 +57,12 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path, **changes: Any) -> Self:
-        """From a YAML file. Numbers such as 1e-5, which YAML reads as text, are converted by the key's type."""
-        return cls(**(read_yaml(Path(path)) | changes))
+        """From a YAML file. Numbers such as 1e-5, which YAML reads as text, are converted by the key's type.
+
+        changes: settings over the file's; `fast=True` first lays its block `fast_settings` over it (see `read_recipe`).
+        """
+        fast = changes.pop("fast", None)
+        return cls(**(read_recipe(Path(path), cls.model_fields, fast) | changes))
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,17 +96,17 @@ class RunSettings(Settings):
 
     # Problems
     task: str = "arithmetic_th"
-    """A built-in task by name; `train_file` takes its place if given."""
+    """A built-in task by name, or gym:NAME of reasoning-gym; `train_file` takes its place if given."""
     train_file: str | None = None
-    """JSONL file of training problems."""
+    """Training problems: a JSONL, CSV or Parquet file, a data set's folder, or hub:owner/name."""
     eval_file: str | None = None
-    """JSONL file of held-out problems."""
+    """Held-out problems, likewise."""
     data_seed: int = 0
     """Seed of a built-in task's problems."""
     prompt_column: str | None = None
-    """Column that holds the prompt, text or conversation; `prompt`, or else `question`, by default."""
-    answer_column: str = "answer"
-    """Column that holds the gold answer."""
+    """Column that holds the prompt, text or conversation; by default prompt, question or problem."""
+    answer_column: str | None = None
+    """Column that holds the gold answer; by default answer, reward_model.ground_truth or solution."""
     system_prompt: str | None = None
     """Put before the prompts of `train_file` and `eval_file`."""
     max_prompt_length: int | None = Field(default=None, ge=1)
@@ -240,6 +246,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} holds a {type(values).__name__}; it must hold settings, one `key: value` a line")
     return {str(key): value for key, value in values.items()}
+
+
+def read_recipe(path: Path, known: Collection[str], fast: bool | None = None) -> dict[str, Any]:
+    """The settings of a recipe, which may hold a quicker variant of itself: a block `fast_settings` of settings that
+    take the place of those beside it where `fast` is true, in the recipe or as the argument, which goes first.
+
+    known: the settings there are. Neither of the two keys is in what is returned.
+
+    Raises:
+        ConfigError: the two are not of that kind; a key in the block is unknown, used or not; there is no block to use.
+    """
+    values = read_yaml(path)
+    chosen, block = values.pop("fast", False), values.pop("fast_settings", None)
+    if not isinstance(chosen, bool):
+        raise ConfigError(f"{path}: fast is {chosen!r}; it is true or false, and its settings stand in fast_settings")
+    if block is not None and not isinstance(block, Mapping):
+        raise ConfigError(f"{path}: fast_settings is {block!r}; it must hold settings, one `key: value` a line")
+    unknown = [explain_unknown(str(key), known) for key in block or () if key not in known]
+    if unknown:
+        raise ConfigError(f"{path}: in fast_settings: {'; '.join(unknown)}")
+    if not (chosen if fast is None else fast):
+        return values
+    if block is None:
+        raise ConfigError(f"{path} has no fast_settings, so there is no fast variant of it")
+    return values | {str(key): value for key, value in block.items()}
 
 
 def explain_unknown(key: str, known: Iterable[str]) -> str:

@@ -2,11 +2,14 @@
 
 from groupline.rewards.contract import Reward, RewardError, RewardFunction, Scores, call_rewards
 from groupline.rewards.format import naive_think_format, think_format
+from groupline.rewards.gym import gym_score
 from groupline.rewards.language import language_share
+from groupline.rewards.mathematics import MathVerify, math_verify
 from groupline.rewards.number import correct_number, extract_number, same_number, unreadable_answers
 from groupline.rewards.registry import get_reward
 
 __all__ = [
+    "MathVerify",
     "Reward",
     "RewardError",
     "RewardFunction",
@@ -15,7 +18,9 @@ __all__ = [
     "correct_number",
     "extract_number",
     "get_reward",
+    "gym_score",
     "language_share",
+    "math_verify",
     "naive_think_format",
     "same_number",
     "think_format",

@@ -12,12 +12,16 @@ from typing import Any, cast
 
 from groupline.rewards.contract import Reward, RewardFunction
 from groupline.rewards.format import naive_think_format, think_format
+from groupline.rewards.gym import gym_score
 from groupline.rewards.language import language_share
+from groupline.rewards.mathematics import math_verify
 from groupline.rewards.number import correct_number
 
 BUILT_IN: dict[str, RewardFunction] = {
     "correct_number": correct_number,
+    "gym_score": gym_score,
     "language_share": language_share,
+    "math_verify": math_verify,
     "naive_think_format": naive_think_format,
     "think_format": think_format,
 }

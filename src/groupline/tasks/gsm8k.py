@@ -15,15 +15,16 @@ from groupline.tasks.arithmetic_templates import Language
 from groupline.tasks.jsonl import read_rows
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
+_LAST_LINE = re.compile(r"(?:\A|\n)[ \t]*(?:####|A:(?=[^\w\n]{0,4}\d))[ \t]*(?P<gold>[^\n]*\S)\s*\Z")
 
 
 def read_gsm8k(path: str | Path, language: Language = "en") -> list[Problem]:
-    """The problems of a GSM8K file; `answer` is the number after `####`, as published.
+    """The problems of a GSM8K file; `answer` is what its last line has after `####` (or `A:`), as published.
 
     Columns: `language`, and `solution`: the published solution without its `<<...>>` notes, as a completion to learn.
 
     Raises:
-        ValueError: a line is not a JSON object, lacks a column, or its answer has no `####`; the line is named.
+        ValueError: a line is not a JSON object, lacks a column, or its answer does not end so; the line is named.
     """
     path = Path(path)
     problems = []
@@ -31,12 +32,12 @@ def read_gsm8k(path: str | Path, language: Language = "en") -> list[Problem]:
         for name in ("question", "answer"):
             if not isinstance(row.get(name), str):
                 raise ValueError(f"{where} has no text column {name!r}; its columns are {', '.join(row) or 'none'}")
-        steps, mark, gold = row["answer"].rpartition("####")
-        if not mark:
-            raise ValueError(f"{where}: the answer has no '####' before its number")
-        thought = _CALCULATION.sub("", steps).strip()
-        columns = {"language": language, "solution": f"<think>{thought}</think>\n{gold.strip().replace(',', '')}"}
-        problems.append(Problem(f"{path.stem}-{number}", _ask(row["question"], language), gold.strip(), columns))
+        worked = worked_solution(row["answer"])
+        if worked is None:
+            raise ValueError(f"{where}: the answer has no last line '#### n' or 'A: n' with its number")
+        gold, solution = worked
+        columns = {"language": language, "solution": solution}
+        problems.append(Problem(f"{path.stem}-{number}", _ask(row["question"], language), gold, columns))
     return problems
 
 
@@ -56,6 +57,21 @@ def read_mgsm(path: str | Path, language: Language) -> list[Problem]:
         columns = {"language": language}
         problems.append(Problem(f"{path.stem}-{number}", _ask(question, language), gold.strip(), columns))
     return problems
+
+
+def worked_solution(text: str) -> tuple[str, str] | None:
+    """(gold answer, completion to learn) of a worked answer whose last line is `#### n` or `A: n`; None for any other.
+
+    After `A:` there must be a number, so that text which only begins like it stays as it is.
+    The completion has the steps, without their `<<...>>` notes, as thinking, and then the answer without thousands
+    separators.
+    """
+    last = _LAST_LINE.search(text)
+    if last is None:
+        return None
+    thought, gold = _CALCULATION.sub("", text[: last.start()]).strip(), last["gold"].strip()
+    number = gold.replace(",", "")
+    return gold, f"<think>{thought}</think>\n{number}" if thought else number
 
 
 def _ask(question: str, language: Language) -> tuple[Message, ...]:

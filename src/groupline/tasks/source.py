@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from groupline.config import RunSettings
 from groupline.records import Problem
 from groupline.tasks.arithmetic_templates import Split
-from groupline.tasks.jsonl import read_jsonl
+from groupline.tasks.problems import read_problems
 from groupline.tasks.task import get_task
 
 
@@ -29,9 +32,22 @@ def _problems(settings: RunSettings, file: str | None, split: Split, count: int)
         return []
     if file is None:
         return get_task(settings.task).problems(split, count, settings.data_seed)
-    found = read_jsonl(
-        file, prompt=settings.prompt_column, answer=settings.answer_column, system=settings.system_prompt
+    place = "train" if split == "train" else "test"  # what the splits of published data sets are called
+    found = read_problems(
+        file,
+        prompt=settings.prompt_column,
+        answer=settings.answer_column,
+        system=settings.system_prompt,
+        split=place,
+        count=count,
     )
     if not found:
         raise ValueError(f"{file} holds no problems")
-    return found[:count]
+    return found
+
+
+def given_problems(settings: RunSettings, source: Iterable[Any]) -> list[Problem]:
+    """Problems passed in by the caller: `Problem`s, or rows such as dicts or a `datasets.Dataset`, read by the settings."""
+    return read_problems(
+        source, prompt=settings.prompt_column, answer=settings.answer_column, system=settings.system_prompt
+    )

@@ -9,6 +9,7 @@ from functools import partial
 
 from groupline.records import Problem
 from groupline.rewards import Reward, call_rewards, get_reward
+from groupline.tasks import gym
 from groupline.tasks.arithmetic import generate
 from groupline.tasks.arithmetic_templates import Language, Split
 
@@ -49,14 +50,21 @@ def check_gold(task: Task, n: int, split: Split = "train", seed: int = 0) -> int
 
 
 def get_task(name: str) -> Task:
-    """The task called `name`.
+    """The task called `name`: a built-in one, or `gym:NAME` for one of reasoning-gym.
 
     Raises:
+        ImportError: reasoning-gym is needed and not installed.
         ValueError: there is no such task; the message names the nearest one.
     """
+    if name.startswith(gym.PREFIX):
+        own = name.removeprefix(gym.PREFIX)
+        gym.check_name(own)
+        return Task(name, partial(gym.gym_problems, own), gym.REWARDS)
     if name not in TASKS:
         nearest = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"there is no task {name!r}; the nearest is {nearest!r}. Tasks: {', '.join(TASKS)}")
+        raise ValueError(
+            f"there is no task {name!r}; the nearest is {nearest!r}. Tasks: {', '.join(TASKS)}, {gym.PREFIX}NAME"
+        )
     return TASKS[name]
 
 

@@ -16,7 +16,7 @@ from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
 from groupline.training.collect import collect
 from groupline.training.optim import NonFinite
-from groupline.training.run import RunFolder, check_unused, results_json, results_row
+from groupline.training.run import PLAN, RunFolder, check_unused, results_json, results_row
 from groupline.training.setup import Setup, prepare
 from groupline.training.step import fill_old, fill_reference, train_step
 from groupline.training.summary import summarise
@@ -27,12 +27,14 @@ Say = Callable[[str], None]
 def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
     """Run GRPO as `config` says, write the run folder, and return what results.json holds.
 
-    given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` in place of what the
-    configuration names. Ctrl-C ends training early with a loadable model and whole files.
+    given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a
+    `datasets.Dataset`) in place of what the configuration names. Ctrl-C ends training early with a loadable model and
+    whole files.
     """
     check_unused(config)
     setup = prepare(config, say, **given)
     with RunFolder(config) as folder:
+        (folder.path / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
         say(setup.plan)
         results = results_json(config, setup)
         try:

@@ -1,6 +1,6 @@
 """A run's folder: one run each, files whole at any moment.
 
-config.yaml, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, results.json, model/.
+config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, results.json, model/.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from groupline.records import Group
 from groupline.runlog import JsonlWriter, write_json
 from groupline.training.setup import Setup
 
+PLAN = "plan.txt"
+
 
 def check_unused(settings: RunSettings) -> Path:
-    """The run's folder; refuses one that already holds something. Changes nothing."""
+    """The run's folder; refuses one that already holds something, other than a plan. Changes nothing."""
     folder = Path(settings.output_dir)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not holds_only_a_plan(folder):
         if not settings.overwrite:
             raise ConfigError(
                 f"{folder} already holds a run; give another output_dir, or --overwrite True to delete what is there"
@@ -33,6 +35,11 @@ def check_unused(settings: RunSettings) -> Path:
                 f"{folder} holds files that are not a run's, so it is not overwritten; choose another output_dir"
             )
     return folder
+
+
+def holds_only_a_plan(folder: Path) -> bool:
+    """Whether nothing is there but what `dry_run` writes."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} == {"config.yaml", PLAN}
 
 
 def claim(settings: RunSettings) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,10 @@ from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
-from groupline.rewards import Reward, unreadable_answers
+from groupline.rewards import MathVerify, Reward, unreadable_answers
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
-from groupline.tasks.source import held_out_problems, training_problems
+from groupline.tasks.source import given_problems, held_out_problems, training_problems
 from groupline.tasks.task import get_task
 from groupline.training.collect import ProblemStream, Prompted, encode_problems
 from groupline.training.optim import Optimiser
@@ -76,8 +76,8 @@ def prepare(
     model: nn.Module | None = None,
     tokenizer: Any = None,
     rewards: Sequence[Reward] | None = None,
-    problems: Sequence[Problem] | None = None,
-    held_out: Sequence[Problem] | None = None,
+    problems: Iterable[Any] | None = None,
+    held_out: Iterable[Any] | None = None,
 ) -> Setup:
     """Load, check and connect. Raises before any training; every message names what to change."""
     objective = objective_of(config)
@@ -88,20 +88,21 @@ def prepare(
         )
     precision = choose_precision(config.device, config.precision)
     judges = list(rewards) if rewards is not None else judges_of(config)
-    if problems is None:
-        problems = training_problems(config, min(MOST_PROBLEMS, config.steps * config.prompts_per_step))
-    if held_out is None:
-        held_out = held_out_problems(config, config.eval_problems)
-    if not problems:
+    wanted = min(MOST_PROBLEMS, config.steps * config.prompts_per_step)
+    train_on = training_problems(config, wanted) if problems is None else given_problems(config, problems)
+    measure_on = (
+        held_out_problems(config, config.eval_problems) if held_out is None else given_problems(config, held_out)
+    )
+    if not train_on:
         raise ConfigError("there are no problems to train on: `problems` is empty")
-    _check_gold(judges, [*problems, *held_out])
+    _check_gold(judges, [*train_on, *measure_on])
     tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     passed_in = model is not None
     policy: Any = model if model is not None else load_model(config.model, trust_remote_code=config.trust_remote_code)
     policy = policy.to(precision.device)
     limit = prompt_limit(config, policy)
-    prompted, dropped = encode_problems(problems, tokenizer, config, limit)
-    held, dropped_held = encode_problems(held_out, tokenizer, config, limit)
+    prompted, dropped = encode_problems(train_on, tokenizer, config, limit)
+    held, dropped_held = encode_problems(measure_on, tokenizer, config, limit)
     fresh = config.lora_r > 0
     if fresh:
         if passed_in and is_peft(policy):
@@ -184,12 +185,18 @@ def judges_of(config: Config) -> list[Reward]:
 
 
 def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
-    if any(j.name == "correct_number" for j in judges):
-        rows = unreadable_answers([p.answer for p in problems])
+    answers = [p.answer for p in problems]
+    for judge in judges:
+        if judge.name == "correct_number":
+            rows, lack = unreadable_answers(answers), "hold no number"
+        elif isinstance(judge.function, MathVerify):
+            rows, lack = judge.function.unreadable_answers(answers), "cannot be read as mathematics"
+        else:
+            continue
         if rows:
             shown = ", ".join(f"{problems[r].id} ({problems[r].answer!r})" for r in rows[:5])
             raise ConfigError(
-                f"the gold answers of {len(rows)} problems hold no number, so correct_number cannot judge them: {shown}"
+                f"the gold answers of {len(rows)} problems {lack}, so {judge.name} cannot judge them: {shown}"
             )
 
 

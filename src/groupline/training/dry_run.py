@@ -1,0 +1,26 @@
+"""What a run would do, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from groupline.config import Config
+from groupline.training.run import PLAN, check_unused
+from groupline.training.setup import prepare
+
+
+def dry_run(config: Config, say: Callable[[str], None] = print, **given: Any) -> str:
+    """Load and check everything that `train` would, say and return the plan, and stop before the first token.
+
+    The run's folder, which must not hold a run, gets config.yaml, which `groupline train` accepts, and plan.txt.
+    Training may then use the folder.
+    given: as for `train`.
+    """
+    folder = check_unused(config.model_copy(update={"overwrite": False}))  # a plan replaces no run
+    setup = prepare(config, say, **given)
+    config.save(folder / "config.yaml")
+    (folder / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
+    say(setup.plan)
+    say(f"dry run: the plan is in {folder / PLAN}, the settings are in {folder / 'config.yaml'}; nothing was trained")
+    return setup.plan
