@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -76,6 +77,16 @@ def test_the_thread_a_function_runs_on() -> None:
     assert score(Reward("alone", here)).totals == (1.0,) * 4
     assert score(Reward("kept", here, main_thread=True), other).totals == (1.0,) * 4
     assert score(Reward("one of two", here), other).totals == (0.0,) * 4
+
+
+def test_a_function_that_sets_signals() -> None:
+    def alarm(completions: list[str]) -> list[float]:
+        signal.signal(signal.SIGUSR1, signal.getsignal(signal.SIGUSR1))
+        return [1.0] * len(completions)
+
+    with pytest.raises(RewardError, match=r"'alarm' raised ValueError .*; Reward\(\.\.\., main_thread=True\) calls"):
+        score(Reward("alarm", alarm), Reward("ones", ones))
+    assert score(Reward("alarm", alarm, main_thread=True), Reward("ones", ones)).totals == (2.0,) * 4
 
 
 def test_an_exception_on_the_calling_thread_waits_for_its_turn() -> None:

@@ -6,10 +6,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from small import config, rows, run, twin
+import pytest
+from small import config, rows, run, sums, twin
 from torch import nn
 
-from groupline.rewards import Reward
+from groupline.rewards import Reward, RewardError
 
 STATES: list[tuple[int, int, float]] = []
 
@@ -47,6 +48,26 @@ def test_records_land_in_the_runs_files(tmp_path: Path, model: nn.Module, tokeni
         assert row["accuracy"] == sum(a["rewards"]["recording"] >= 1 for a in own) / len(own)
         assert row["rewards/compute_score/timeouts"] == 0
     assert sum(text.count("'compute_score' is called once for each answer") for text in said) == 1
+
+
+def test_held_out_answers_are_recorded_too(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
+    settings = config(tmp_path, steps=1, eval_samples=2)
+    results = run(settings, model, tokenizer, rewards=[Reward("recording", recording)], held_out=sums(3))
+    answers = [a for a in rows(tmp_path / "held_out.jsonl") if a["step"] == 1]
+    assert [a["extras"]["odd"] for a in answers] == [sum(i % 2 for i in a["ids"]) for a in answers]
+    longest = max(len(a["ids"]) for a in answers)
+    assert results["held_out"]["after"]["logged"] == {"longest": longest, "accuracy": 0.75}
+
+
+def test_what_could_not_be_called_is_refused_before_the_run(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
+    def needs_more(solution_str: str, ground_truth: str, tokenizer: Any) -> float:
+        return 0.0
+
+    with pytest.raises(RewardError, match="'needs_more' judges one answer and needs tokenizer"):
+        run(config(tmp_path / "run"), model, tokenizer, rewards=[Reward("needs_more", needs_more)])
+    with pytest.raises(RewardError, match="reward names must differ; they are x, x"):
+        run(config(tmp_path / "run"), model, tokenizer, rewards=[Reward("x", recording), Reward("x", recording)])
+    assert not (tmp_path / "run").exists()
 
 
 def test_group_by_group_and_whole_give_the_same_run(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:

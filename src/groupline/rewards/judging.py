@@ -225,7 +225,8 @@ class Judging:
 
 
 def _raised(reward: Reward, cause: Exception, where: str) -> RewardError:
-    return RewardError(f"reward function {reward.name!r} raised {type(cause).__name__} {where}: {cause}")
+    remedy = "; Reward(..., main_thread=True) calls it there" if "only works in main thread" in str(cause) else ""
+    return RewardError(f"reward function {reward.name!r} raised {type(cause).__name__} {where}: {cause}{remedy}")
 
 
 def _where(first: int, problems: Sequence[Problem]) -> str:

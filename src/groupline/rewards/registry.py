@@ -76,7 +76,7 @@ CUSTOMARY_WEIGHTS = {"correct_number": 1.0, "think_format": 0.3, "naive_think_fo
 def reward_list(
     rewards: Sequence[str | RewardFunction | Reward], weights: Sequence[float] | None = None
 ) -> list[Reward]:
-    """Rewards from names, functions and rewards; the names differ, the second of a name ends in `_2`.
+    """Rewards from names, functions and rewards. Of two functions with one name, the second's ends in `_2`.
 
     weights: in place of the customary weight of each built-in, and 1 for any other; a `Reward` without weights here
     keeps its own.
@@ -91,15 +91,18 @@ def reward_list(
         if isinstance(given, Reward):
             made.append(given if weights is None else dataclasses.replace(given, weight=weights[i]))
             continue
-        name, function = (given, get_reward(given)) if isinstance(given, str) else (_name(given), given)
-        weight = CUSTOMARY_WEIGHTS.get(name, 1.0) if isinstance(given, str) else 1.0
-        made.append(Reward(name, function, weight if weights is None else weights[i]))
-    counts: dict[str, int] = {}
-    for i, reward in enumerate(made):
-        counts[reward.name] = counts.get(reward.name, 0) + 1
-        if counts[reward.name] > 1:
-            made[i] = dataclasses.replace(reward, name=f"{reward.name}_{counts[reward.name]}")
+        weight = 1.0 if weights is None else weights[i]
+        if isinstance(given, str):
+            customary = weight if weights is not None else CUSTOMARY_WEIGHTS.get(given, 1.0)
+            made.append(Reward(given, get_reward(given), customary))
+        else:
+            made.append(Reward(_free(_name(given), {r.name for r in made}), given, weight))
     return made
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or with a number behind it if it is taken."""
+    return next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
 def _name(function: RewardFunction) -> str:

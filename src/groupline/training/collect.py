@@ -116,18 +116,16 @@ def collect(
         def judge(prompt: int, own: list[Completion]) -> None:
             judging.add(prompt, **columns([prompt], [own]))
 
-        answers = engine.generate(
-            [p.ids for p in prompted], n, params, seed=seed, keys=keys, on_group=judge if judging.by_group else None
-        )
+        early: dict[str, Any] = {"on_group": judge} if judging.by_group else {}
+        answers = engine.generate([p.ids for p in prompted], n, params, seed=seed, keys=keys, **early)
         generated = time.perf_counter()
         scores = judging.finish(**columns(range(len(prompted)), answers), group_size=n)
     if log is not None:
         log(scores.metrics)
         log({f"rewards/{name}/timeouts": float(count) for name, count in scores.timeouts.items()})
-    groups = []
-    for i, (p, own) in enumerate(zip(prompted, answers, strict=True)):
-        judged = zip(
-            own, texts[i], *(x[i * n : (i + 1) * n] for x in (scores.rows, scores.totals, scores.extras)), strict=True
-        )
-        groups.append(Group(p.problem, tuple(Rollout(*parts) for parts in judged)))
+    completions = [c for own in answers for c in own]
+    written = [text for i in range(len(prompted)) for text in texts[i]]
+    judged = zip(completions, written, scores.rows, scores.totals, scores.extras, strict=True)
+    rollouts = [Rollout(*parts) for parts in judged]
+    groups = [Group(p.problem, tuple(rollouts[i * n : (i + 1) * n])) for i, p in enumerate(prompted)]
     return groups, {"generate": generated - began, "reward": time.perf_counter() - generated}

@@ -16,7 +16,7 @@ from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
-from groupline.rewards import Reward, reward_notes, unreadable_answers
+from groupline.rewards import Judging, Reward, reward_notes, unreadable_answers
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems, training_problems
@@ -88,6 +88,7 @@ def prepare(
         )
     precision = choose_precision(config.device, config.precision)
     judges = list(rewards) if rewards is not None else judges_of(config)
+    Judging(judges)  # raises for what could not be called later
     if problems is None:
         problems = training_problems(config, min(MOST_PROBLEMS, config.steps * config.prompts_per_step))
     if held_out is None:
