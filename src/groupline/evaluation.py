@@ -22,15 +22,30 @@ def evaluate(
     samples: int = 8,
     ks: Sequence[int] | None = None,
     seed: int = 0,
+    state: Any = None,
 ) -> tuple[dict[str, Any], list[Group]]:
     """(measures, the groups they come from). Changes nothing that training uses: draws have keys of their own.
 
     The same problems and seed give paired results before and after training. ks: by default the powers of two up to
-    `samples`. An answer is right if the first reward function gives it 1 or more.
+    `samples`. An answer is right if the first reward function gives it 1 or more. state: what reward functions receive
+    as `trainer_state`; what they log as metrics is under `logged`.
     """
-    groups, seconds = collect(problems, engine, tokenizer, rewards, samples, params, seed=seed, label="held-out")
+    logged: dict[str, float] = {}
+    groups, seconds = collect(
+        problems,
+        engine,
+        tokenizer,
+        rewards,
+        samples,
+        params,
+        seed=seed,
+        label="held-out",
+        state=state,
+        log=logged.update,
+    )
     ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples] if ks is None else ks
-    return summarise_held_out(groups, rewards[0].name, ks) | {"seconds": seconds}, groups
+    measured = summarise_held_out(groups, rewards[0].name, ks) | {"seconds": seconds}
+    return measured | ({"logged": logged} if logged else {}), groups
 
 
 def summarise_held_out(groups: Sequence[Group], judge: str, ks: Sequence[int]) -> dict[str, Any]:

@@ -148,12 +148,14 @@ class Rollout:
 
     rewards: each reward function's own value by name; None where it does not apply.
     reward: their weighted sum; None when none of them applies, and then the answer carries no gradient.
+    extras: what the functions recorded beside (`log_extra`), by column.
     """
 
     completion: Completion
     text: str
     rewards: Mapping[str, float | None]
     reward: float | None
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -161,11 +163,13 @@ class Rollout:
             "text": self.text,
             "rewards": dict(self.rewards),
             "reward": self.reward,
+            "extras": dict(self.extras),
         }
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        return cls(Completion.from_json(row["completion"]), row["text"], dict(row["rewards"]), row["reward"])
+        completion, extras = Completion.from_json(row["completion"]), dict(row.get("extras", {}))
+        return cls(completion, row["text"], dict(row["rewards"]), row["reward"], extras)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from groupline.records import Problem
-from groupline.rewards import Reward, RewardError, Scores, call_rewards
+from groupline.rewards import Reward, RewardError, RunState, Scores, call_rewards
 
 PROBLEMS = [Problem(f"p{i}", f"question {i}", str(i)) for i in range(4)]
 TEXTS = ["a", "bb", "ccc", "dddd"]
@@ -43,6 +44,8 @@ def test_a_function_receives_whole_columns_by_keyword() -> None:
         completion_ids=[(1, 2), (3,)],
         columns={"prefill": ["", "<"]},
     )
+    handed = {name: seen.pop(name) for name in ("log_extra", "log_metric")}
+    assert all(map(callable, handed.values()))
     assert seen == {
         "prompts": ["plain", list(talk)],
         "completions": ["x", [{"role": "assistant", "content": "y"}]],
@@ -143,7 +146,48 @@ def test_async_functions_are_awaited() -> None:
     async def later(**kwargs: Any) -> list[float]:
         return [1.0] * 4
 
-    assert score(later).totals == (1.0,) * 4
+    class Later:
+        async def __call__(self, **kwargs: Any) -> list[float]:
+            return [2.0] * 4
+
+    def hidden(**kwargs: Any) -> Any:
+        return later(**kwargs)
+
+    scores = score(later, Later(), partial(later, extra=1), hidden)
+    assert scores.rows == ({"f0": 1.0, "f1": 2.0, "f2": 1.0, "f3": 1.0},) * 4
+    assert score(hidden).totals == (1.0,) * 4
+
+
+def test_functions_written_for_trl_work_unchanged() -> None:
+    def reward_correct(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+        assert kwargs.keys() == {"prompts", "completion_ids", "level", "log_extra", "log_metric", "trainer_state"}
+        return [float(c[0]["content"] == gold) for c, gold in zip(completions, answer, strict=True)]
+
+    def longer(prompts: Any, completions: Any, **kwargs: Any) -> list[float | None]:
+        assert kwargs["trainer_state"].global_step == 3
+        return [len(c[-1]["content"]) / len(p[-1]["content"]) for p, c in zip(prompts, completions, strict=True)]
+
+    problems = [Problem("p", ({"role": "user", "content": "four"},), "4", {"level": 1})] * 2
+    tools = [
+        {"role": "assistant", "content": "", "tool_calls": []},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "44"},
+    ]
+    scores = call_rewards(
+        [Reward("correct", reward_correct), Reward("longer", longer)],
+        problems=problems,
+        completions=["4", tools],
+        trainer_state=RunState(global_step=3),
+    )
+    assert scores.rows == ({"correct": 1.0, "longer": 0.25}, {"correct": 0.0, "longer": 0.5})
+
+
+def test_the_state_is_handed_to_those_that_ask() -> None:
+    def asks(completions: list[str], trainer_state: Any) -> list[float]:
+        return [0.0 if trainer_state is None else trainer_state.max_steps] * len(completions)
+
+    assert score(asks).totals == (0.0,) * 4
+    assert score(asks, trainer_state=RunState(max_steps=9)).totals == (9.0,) * 4
 
 
 def test_functions_without_kwargs_get_what_they_name() -> None:
@@ -175,7 +219,9 @@ def test_a_function_cannot_change_what_the_next_one_sees() -> None:
     assert call_rewards([Reward("s", spoil), Reward("r", read)], problems=[problem], completions=["x"]).totals == (1.0,)
 
 
-@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids", "answer"])
+@pytest.mark.parametrize(
+    "name", ["prompts", "completions", "completion_ids", "answer", "log_extra", "log_metric", "trainer_state"]
+)
 def test_d4_reserved_columns_are_refused(name: str) -> None:
     with pytest.raises(RewardError, match=f"columns may not be called {name}"):
         call_rewards([], problems=[Problem("p", "q", columns={name: 1})], completions=[""])
@@ -202,5 +248,21 @@ def test_what_does_not_fit_together_is_refused() -> None:
         score(completion_ids=[[1]])
     with pytest.raises(RewardError, match="reward names must differ; they are same, same"):
         call_rewards([Reward("same", returns([])), Reward("same", returns([]))], problems=[], completions=[])
-    with pytest.raises(ValueError, match="weight of reward 'f' is nan"):
-        Reward("f", returns([]), float("nan"))
+    with pytest.raises(RewardError, match="4 completions are not whole groups of 3"):
+        score(group_size=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weight": float("nan")}, "weight of reward 'f' is nan"),
+        ({"timeout": 0}, "timeout of reward 'f' is 0; it must be seconds above 0, or None"),
+        ({"timeout": float("inf")}, "timeout of reward 'f' is inf"),
+        ({"on_timeout": "zero"}, "on_timeout of reward 'f' is 'zero'; it must be 'error' or 'none'"),
+        ({"main_thread": True, "timeout": 1}, "reward 'f' has main_thread and a timeout"),
+        ({"main_thread": True, "by_group": True}, "reward 'f' has main_thread and by_group"),
+    ],
+)
+def test_settings_of_a_reward_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Reward("f", returns([]), **settings)

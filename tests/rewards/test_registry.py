@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from groupline import rewards
-from groupline.rewards import get_reward
+from groupline.rewards import Reward, get_reward, reward_list
 from groupline.rewards.registry import BUILT_IN
 
 
@@ -47,3 +48,24 @@ def test_a_broken_import_inside_own_code_is_not_hidden(tmp_path: Path, monkeypat
 def test_public_names_are_sorted_and_there() -> None:
     assert list(rewards.__all__) == sorted(rewards.__all__)
     assert all(hasattr(rewards, name) for name in rewards.__all__)
+
+
+def test_a_list_of_names_functions_and_rewards() -> None:
+    def brief(**kwargs: object) -> list[float]:
+        return []
+
+    class Judge:
+        def __call__(self, **kwargs: object) -> list[float]:
+            return []
+
+    given = ["think_format", brief, partial(brief, limit=3), Judge(), Reward("own", brief, 0.5, timeout=3)]
+    made = reward_list(given)
+    assert [(r.name, r.weight) for r in made] == [
+        ("think_format", 0.3), ("brief", 1.0), ("brief_2", 1.0), ("Judge", 1.0), ("own", 0.5)
+    ]  # fmt: skip
+    assert [r.function for r in made] == [rewards.think_format, *given[1:4], brief]
+    weighted = reward_list(given, [1, 2, 3, 4, 5])
+    assert [r.weight for r in weighted] == [1, 2, 3, 4, 5]
+    assert weighted[4].timeout == 3
+    with pytest.raises(ValueError, match="2 reward weights for 5 reward functions"):
+        reward_list(given, [1, 2])

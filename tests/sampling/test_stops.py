@@ -107,7 +107,7 @@ def feed(ids, *stop, ends=(), most=64, tokenizer=None):
         row = np.array([0])
         if drafts.record(row, np.array([token]), np.array([-float(number)]), np.array([-2.0 * number]))[0]:
             break
-    [[c]] = drafts.completions(0)
+    [[c]] = drafts.completions()
     assert c.ids == tuple(ids[: len(c.ids)])
     assert c.logprobs == tuple(-float(i) for i in range(len(c.ids)))
     assert c.plain_logprobs == tuple(-2.0 * i for i in range(len(c.ids)))

@@ -1,18 +1,22 @@
 """Judges: reward functions that code can check, and the contract that calls them."""
 
-from groupline.rewards.contract import Reward, RewardError, RewardFunction, Scores, call_rewards
+from groupline.rewards.contract import Reward, RewardError, RewardFunction, RunState, Scores
 from groupline.rewards.format import naive_think_format, think_format
 from groupline.rewards.gym import gym_score
+from groupline.rewards.judging import Judging, call_rewards
 from groupline.rewards.language import language_share
 from groupline.rewards.mathematics import MathVerify, math_verify
 from groupline.rewards.number import correct_number, extract_number, same_number, unreadable_answers
-from groupline.rewards.registry import get_reward
+from groupline.rewards.per_sample import reward_notes
+from groupline.rewards.registry import get_reward, reward_list
 
 __all__ = [
     "MathVerify",
+    "Judging",
     "Reward",
     "RewardError",
     "RewardFunction",
+    "RunState",
     "Scores",
     "call_rewards",
     "correct_number",
@@ -22,6 +26,8 @@ __all__ = [
     "language_share",
     "math_verify",
     "naive_think_format",
+    "reward_list",
+    "reward_notes",
     "same_number",
     "think_format",
     "unreadable_answers",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import importlib
 import importlib.util
 import sys
@@ -75,8 +77,40 @@ def _attribute(module: Any, attribute: str, name: str) -> RewardFunction:
 CUSTOMARY_WEIGHTS = {"correct_number": 1.0, "think_format": 0.3, "naive_think_format": 0.3, "language_share": 0.2}
 
 
-def reward_list(names: Sequence[str], weights: Sequence[float] | None = None) -> list[Reward]:
-    """Reward functions by name; without weights, each built-in has its customary one and any other has 1."""
-    if weights is None:
-        weights = [CUSTOMARY_WEIGHTS.get(name, 1.0) for name in names]
-    return [Reward(name, get_reward(name), weight) for name, weight in zip(names, weights, strict=True)]
+def reward_list(
+    rewards: Sequence[str | RewardFunction | Reward], weights: Sequence[float] | None = None
+) -> list[Reward]:
+    """Rewards from names, functions and rewards. Of two functions with one name, the second's ends in `_2`.
+
+    weights: in place of the customary weight of each built-in, and 1 for any other; a `Reward` without weights here
+    keeps its own.
+
+    Raises:
+        ValueError: there is no function of that name, or not one weight for each.
+    """
+    if weights is not None and len(weights) != len(rewards):
+        raise ValueError(f"{len(weights)} reward weights for {len(rewards)} reward functions; give one for each")
+    made: list[Reward] = []
+    for i, given in enumerate(rewards):
+        if isinstance(given, Reward):
+            made.append(given if weights is None else dataclasses.replace(given, weight=weights[i]))
+            continue
+        weight = 1.0 if weights is None else weights[i]
+        if isinstance(given, str):
+            customary = weight if weights is not None else CUSTOMARY_WEIGHTS.get(given, 1.0)
+            made.append(Reward(given, get_reward(given), customary))
+        else:
+            made.append(Reward(_free(_name(given), {r.name for r in made}), given, weight))
+    return made
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or with a number behind it if it is taken."""
+    return next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+
+
+def _name(function: RewardFunction) -> str:
+    """A function's own name, that of what a partial calls, or an object's class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 from groupline.records import Completion, SamplingParams
 from groupline.sampling.choose import uniforms
 
+OnGroup = Callable[[int, list[Completion]], None]
+
 
 class Drafts:
-    """All answers of one call; answer `number` to prompt p is row p * n + number."""
+    """All answers of one call; answer `number` to prompt p is row p * n + number.
+
+    on_group: called with a prompt's number and its completions as soon as its last answer has ended.
+    """
 
     def __init__(
         self,
@@ -24,9 +29,13 @@ class Drafts:
         keys: Sequence[Hashable],
         eos_ids: Collection[int],
         tokenizer: Any,
+        version: int = 0,
+        on_group: OnGroup | None = None,
     ) -> None:
         self.prompts = [tuple(int(i) for i in p) for p in prompts]
         self.n, self.params, self.seed, self.keys, self.tokenizer = n, params, seed, keys, tokenizer
+        self.version, self._on_group = version, on_group
+        self._open = np.full(len(prompts), n)  # answers of each prompt that have not ended
         self.eos_ids = np.array([] if params.ignore_eos else sorted(eos_ids), dtype=np.int64)
         rows, width = len(prompts) * n, params.max_new_tokens
         self.lengths = np.zeros(rows, dtype=np.int64)
@@ -79,21 +88,29 @@ class Drafts:
                     stopped[i] = True
         self._stopped[rows] = stopped
         ended: NDArray[np.bool_] = stopped | (at + 1 >= self.params.max_new_tokens)
+        if self._on_group is not None and ended.any():
+            complete = np.asarray(rows)[ended] // self.n
+            np.subtract.at(self._open, complete, 1)
+            for prompt in np.unique(complete[self._open[complete] == 0]).tolist():
+                self._on_group(prompt, self.group(prompt))
         return ended
 
-    def completions(self, version: int) -> list[list[Completion]]:
-        answers = []
-        for row, length in enumerate(self.lengths):
-            answers.append(
-                Completion(
-                    prompt_ids=self.prompts[row // self.n],
-                    ids=tuple(self._ids[row, :length].tolist()),
-                    logprobs=tuple(self._logprobs[row, :length].tolist()),
-                    plain_logprobs=tuple(self._plain[row, :length].tolist()),
-                    finish_reason="stop" if self._stopped[row] else "length",
-                    params=self.params,
-                    policy_version=version,
-                    stop_string=self._stop_strings.get(row),
-                )
-            )
-        return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
+    def completions(self) -> list[list[Completion]]:
+        return [self.group(prompt) for prompt in range(len(self.prompts))]
+
+    def group(self, prompt: int) -> list[Completion]:
+        """The answers to one prompt as they stand."""
+        return [self._completion(row) for row in range(prompt * self.n, (prompt + 1) * self.n)]
+
+    def _completion(self, row: int) -> Completion:
+        length = self.lengths[row]
+        return Completion(
+            prompt_ids=self.prompts[row // self.n],
+            ids=tuple(self._ids[row, :length].tolist()),
+            logprobs=tuple(self._logprobs[row, :length].tolist()),
+            plain_logprobs=tuple(self._plain[row, :length].tolist()),
+            finish_reason="stop" if self._stopped[row] else "length",
+            params=self.params,
+            policy_version=self.version,
+            stop_string=self._stop_strings.get(row),
+        )

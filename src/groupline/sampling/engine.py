@@ -25,7 +25,7 @@ from groupline.sampling.blocks import PagePool
 from groupline.sampling.cache import DecodePlan, PromptCache
 from groupline.sampling.choose import choose
 from groupline.sampling.direct import DirectStep, direct_step
-from groupline.sampling.draft import Drafts
+from groupline.sampling.draft import Drafts, OnGroup
 from groupline.sampling.graphs import StaticDecode
 from groupline.sampling.scheduler import Answer, Prompt, Scheduler
 from groupline.sampling.unshared import generate_unshared
@@ -101,12 +101,14 @@ class Engine:
         *,
         seed: int = 0,
         keys: Sequence[Hashable] | None = None,
+        on_group: OnGroup | None = None,
     ) -> list[list[Completion]]:
         """`n` answers to every prompt (token ids), in order.
 
         Draws are keyed by (seed, key of the prompt, number of the answer) and by nothing else, so neither the order
         of prompts nor the batch changes an answer (up to rounding in the model's products). keys default to the
-        prompt's own tokens and how often they came before in this call.
+        prompt's own tokens and how often they came before in this call. on_group: called with a prompt's number and
+        its answers when the last of them has ended, while others are decoded.
         """
         params = params or SamplingParams()
         if n < 1 or not prompts:
@@ -115,12 +117,12 @@ class Engine:
         keys = _default_keys(prompts) if keys is None else keys
         if len(keys) != len(prompts):
             raise ValueError(f"generate: {len(keys)} keys for {len(prompts)} prompts")
-        drafts = Drafts(prompts, n, params, seed, keys, self.eos_ids, self.tokenizer)
+        drafts = Drafts(prompts, n, params, seed, keys, self.eos_ids, self.tokenizer, self.version, on_group)
         if self.unshared_reason is not None:
             generate_unshared(self.model, drafts)
         else:
             self._run(drafts)
-        return drafts.completions(self.version)
+        return drafts.completions()
 
     def _check(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
         if params.stop and self.tokenizer is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from groupline.chat import completion_text, encode_prompt, prompt_text, template_prefill
 from groupline.config import ConfigError, RunSettings
-from groupline.records import Group, Problem, Rollout, SamplingParams
-from groupline.rewards import Reward, call_rewards
+from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
+from groupline.rewards import Judging, Reward
 from groupline.sampling import Engine
 
 
@@ -83,10 +83,14 @@ def collect(
     *,
     seed: int,
     label: str,
+    state: Any = None,
+    log: Callable[[Mapping[str, float]], Any] | None = None,
 ) -> tuple[list[Group], dict[str, float]]:
     """(a group of n scored answers per problem, seconds spent generating and scoring).
 
     Draws are keyed by (seed, label, the problem's id, how often it came before in this call).
+    state: what reward functions receive as `trainer_state`. log: receives what they logged as metrics, and for each
+    with a timeout how many rows ran out of it. Functions that score group by group begin while others are decoded.
     """
     began = time.perf_counter()
     seen: dict[str, int] = {}
@@ -94,20 +98,34 @@ def collect(
     for p in prompted:
         seen[p.problem.id] = seen.get(p.problem.id, -1) + 1
         keys.append(f"{label}/{p.problem.id}/{seen[p.problem.id]}")
-    answers = engine.generate([p.ids for p in prompted], n, params, seed=seed, keys=keys)
-    generated = time.perf_counter()
-    flat = [(p, c) for p, own in zip(prompted, answers, strict=True) for c in own]
-    texts = [completion_text(tokenizer, c) for _, c in flat]
-    scores = call_rewards(
-        rewards,
-        problems=[p.problem for p, _ in flat],
-        completions=texts,
-        completion_ids=[c.ids for _, c in flat],
-        columns={"prefill": [p.prefill for p, _ in flat]},
-    )
-    rollouts = [
-        Rollout(c, text, row, total)
-        for (_, c), text, row, total in zip(flat, texts, scores.rows, scores.totals, strict=True)
-    ]
+    texts: dict[int, list[str]] = {}
+
+    def columns(prompts: Sequence[int], answers: Sequence[Sequence[Completion]]) -> dict[str, Any]:
+        """What is judged of the prompts with these numbers."""
+        for i, own in zip(prompts, answers, strict=True):
+            texts[i] = texts.get(i) or [completion_text(tokenizer, c) for c in own]
+        return {
+            "problems": [prompted[i].problem for i in prompts for _ in range(n)],
+            "completions": [text for i in prompts for text in texts[i]],
+            "completion_ids": [c.ids for own in answers for c in own],
+            "columns": {"prefill": [prompted[i].prefill for i in prompts for _ in range(n)]},
+        }
+
+    with Judging(rewards, trainer_state=state) as judging:
+
+        def judge(prompt: int, own: list[Completion]) -> None:
+            judging.add(prompt, **columns([prompt], [own]))
+
+        early: dict[str, Any] = {"on_group": judge} if judging.by_group else {}
+        answers = engine.generate([p.ids for p in prompted], n, params, seed=seed, keys=keys, **early)
+        generated = time.perf_counter()
+        scores = judging.finish(**columns(range(len(prompted)), answers), group_size=n)
+    if log is not None:
+        log(scores.metrics)
+        log({f"rewards/{name}/timeouts": float(count) for name, count in scores.timeouts.items()})
+    completions = [c for own in answers for c in own]
+    written = [text for i in range(len(prompted)) for text in texts[i]]
+    judged = zip(completions, written, scores.rows, scores.totals, scores.extras, strict=True)
+    rollouts = [Rollout(*parts) for parts in judged]
     groups = [Group(p.problem, tuple(rollouts[i * n : (i + 1) * n])) for i, p in enumerate(prompted)]
     return groups, {"generate": generated - began, "reward": time.perf_counter() - generated}

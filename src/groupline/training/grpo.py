@@ -14,12 +14,13 @@ from groupline.config import Config
 from groupline.evaluation import evaluate
 from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
+from groupline.rewards import RunState
 from groupline.training.collect import collect
 from groupline.training.optim import NonFinite
 from groupline.training.run import PLAN, RunFolder, check_unused, results_json, results_row
 from groupline.training.setup import Setup, prepare
 from groupline.training.step import fill_old, fill_reference, train_step
-from groupline.training.summary import summarise
+from groupline.training.summary import summarise, with_logged
 
 Say = Callable[[str], None]
 
@@ -60,6 +61,7 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
 
 def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
     config, began = setup.config, time.perf_counter()
+    logged: dict[str, float] = {}
     groups, seconds = collect(
         setup.stream.take(step, config.prompts_per_step),
         setup.engine,
@@ -69,6 +71,8 @@ def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
         setup.sampling,
         seed=config.seed,
         label=f"step {step}",
+        state=_state(setup, step),
+        log=logged.update,
     )
     batch, seconds["reference"], kl = _batch(setup, groups)
     start = time.perf_counter()
@@ -95,8 +99,15 @@ def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
         "generated_tokens_per_second": tokens / max(seconds["generate"], 1e-9),
     }
     metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
+    metrics = with_logged(metrics, logged)
     folder.log(metrics, groups, batch.advantages.tolist())
     return metrics
+
+
+def _state(setup: Setup, step: int) -> RunState:
+    """What reward functions are told of the run after `step` steps."""
+    epoch = step * setup.config.prompts_per_step / len(setup.stream.prompted)
+    return RunState(global_step=step, max_steps=setup.config.steps, epoch=epoch)
 
 
 def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | None]:
@@ -159,6 +170,7 @@ def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: in
         setup.eval_sampling,
         samples=config.eval_samples,
         seed=config.seed,
+        state=_state(setup, step),
     )
     folder.log_held_out(step, groups)
     results["held_out"]["history"].append({"step": step, "pass@1": measured["pass@1"]["value"]})

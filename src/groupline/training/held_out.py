@@ -8,6 +8,7 @@ from typing import Any
 from groupline.config import Config, ConfigError
 from groupline.evaluation import evaluate
 from groupline.models.load import choose_precision, load_model, load_tokenizer
+from groupline.rewards import reward_notes
 from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems
 from groupline.training.collect import encode_problems
@@ -26,8 +27,11 @@ def evaluate_config(config: Config, say: Callable[[str], None] = print) -> dict[
     engine = Engine(
         model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
     )
+    judges = judges_of(config)
+    for note in reward_notes(judges):
+        say(note)
     measured, _ = evaluate(
-        engine, tokenizer, prompted, judges_of(config), eval_sampling_of(config),
+        engine, tokenizer, prompted, judges, eval_sampling_of(config),
         samples=config.eval_samples, seed=config.seed,
     )  # fmt: skip
     return {"model": config.model, "problems": len(prompted), "dropped": dropped, **measured}

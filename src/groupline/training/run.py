@@ -104,6 +104,8 @@ class RunFolder:
                     "ids": list(c.ids),
                     "logprobs": [round(x, 5) for x in c.logprobs],
                 }
+                if rollout.extras:
+                    row["extras"] = dict(rollout.extras)
                 writer.write(row)
                 place += 1
 

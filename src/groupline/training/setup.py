@@ -16,7 +16,7 @@ from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
-from groupline.rewards import MathVerify, Reward, unreadable_answers
+from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
@@ -88,6 +88,7 @@ def prepare(
         )
     precision = choose_precision(config.device, config.precision)
     judges = list(rewards) if rewards is not None else judges_of(config)
+    Judging(judges)  # raises for what could not be called later
     wanted = min(MOST_PROBLEMS, config.steps * config.prompts_per_step)
     train_on = training_problems(config, wanted) if problems is None else given_problems(config, problems)
     measure_on = (
@@ -253,7 +254,7 @@ def describe(setup: Setup) -> str:
         ("held out", f"{len(setup.held_out)} problems x {c.eval_samples} answers at temperature {c.eval_temperature:g}"),
         ("writes to", c.output_dir),
     ]  # fmt: skip
-    note = _differing_defaults(setup)
+    note = [f"      note  {line}" for line in reward_notes(setup.rewards)] + _differing_defaults(setup)
     return "\n".join([*(f"{name:>10}  {text}" for name, text in rows), *note])
 
 

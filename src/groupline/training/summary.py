@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from groupline.evaluation import is_right
 from groupline.records import Group
@@ -41,6 +42,11 @@ def summarise(groups: Sequence[Group], judge: str) -> dict[str, float]:
         out[f"rewards/{name}/mean"] = _mean(values)
         out[f"rewards/{name}/std"] = statistics.stdev(values) if len(values) > 1 else 0.0
     return out
+
+
+def with_logged(metrics: Mapping[str, Any], logged: Mapping[str, float]) -> dict[str, Any]:
+    """The metrics and what reward functions logged, which goes under `log_metric/` where its name is taken."""
+    return {**metrics, **{f"log_metric/{name}" if name in metrics else name: v for name, v in logged.items()}}
 
 
 def _mean(values: Sequence[float]) -> float:
