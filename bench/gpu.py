@@ -179,8 +179,9 @@ def plain_training(policy: Any, prompts: int, group: int, prompt: int, answer: i
     policy.zero_grad(set_to_none=True)
     reset_peak()
     seconds = timed(lambda: one(count))
-    print(f"plain train, {count} rows: {count * answer / seconds:,.0f} answer tokens/s, peak {peak()}"
-          f"{mfu(policy, 4 * count * (prompt + answer) / seconds)}")  # fmt: skip
+    rate = count * answer / seconds
+    use = mfu(policy, 4 * count * (prompt + answer) / seconds)
+    print(f"plain train, {count} rows: {rate:,.0f} answer tokens/s, peak {peak()}{use}")
 
 
 def report(model: Any, name: str, tokens: int, work: Callable[[], Any]) -> None:
