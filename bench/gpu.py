@@ -153,9 +153,8 @@ def step(model: Any, prompts: int, group: int, prompt: int, answer: int) -> None
     shown = metrics[-1]["num_prompt_tokens"] / prompts
     row_tokens = prompts * (shown + group * answer)
     train = rows[-1]["train"]
-    print(
-        f"groupline train: {prompts * group * answer / train:,.0f} answer tokens/s, peak {peak()}{mfu(model, 4 * row_tokens / train)}"
-    )
+    speed, use = prompts * group * answer / train, mfu(model, 4 * row_tokens / train)
+    print(f"groupline train: {speed:,.0f} answer tokens/s, peak {peak()}{use}")
     plain_training(setup.policy, prompts, group, int(shown), answer)
 
 
