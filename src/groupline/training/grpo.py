@@ -68,6 +68,7 @@ def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
         seed=config.seed,
         label=f"step {step}",
     )
+    setup.engine.release()
     batch, seconds["reference"], kl = _batch(setup, groups)
     start = time.perf_counter()
     facts: dict[str, float] = {}
