@@ -153,9 +153,8 @@ def step(model: Any, prompts: int, group: int, prompt: int, answer: int) -> None
     shown = metrics[-1]["num_prompt_tokens"] / prompts
     row_tokens = prompts * (shown + group * answer)
     train = rows[-1]["train"]
-    print(
-        f"groupline train: {prompts * group * answer / train:,.0f} answer tokens/s, peak {peak()}{mfu(model, 4 * row_tokens / train)}"
-    )
+    speed, use = prompts * group * answer / train, mfu(model, 4 * row_tokens / train)
+    print(f"groupline train: {speed:,.0f} answer tokens/s, peak {peak()}{use}")
     plain_training(setup.policy, prompts, group, int(shown), answer)
 
 
@@ -179,8 +178,9 @@ def plain_training(policy: Any, prompts: int, group: int, prompt: int, answer: i
     policy.zero_grad(set_to_none=True)
     reset_peak()
     seconds = timed(lambda: one(count))
-    print(f"plain train, {count} rows: {count * answer / seconds:,.0f} answer tokens/s, peak {peak()}"
-          f"{mfu(policy, 4 * count * (prompt + answer) / seconds)}")  # fmt: skip
+    rate = count * answer / seconds
+    use = mfu(policy, 4 * count * (prompt + answer) / seconds)
+    print(f"plain train, {count} rows: {rate:,.0f} answer tokens/s, peak {peak()}{use}")
 
 
 def report(model: Any, name: str, tokens: int, work: Callable[[], Any]) -> None:

@@ -16,10 +16,10 @@ from groupline.batch import (
     UNKNOWN,
     activation_bytes,
     choose_tokens,
-    free_memory,
     make_batch,
     rewards_tensor,
 )
+from groupline.models.memory import free_memory
 from groupline.objective import BNPO, DR_GRPO, GRPO, RLOO
 from groupline.records import Group, Problem, Rollout
 

@@ -6,7 +6,6 @@ Legend: S answers of the step, s answers of a micro-batch, M scored tokens of a 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from groupline.models.memory import free_memory
 from groupline.models.packing import PackedRow, causal_lm, pack
 from groupline.objective import Objective, group_advantages, token_weights
 from groupline.records import Completion, Group
@@ -228,15 +228,3 @@ def activation_bytes(config: Any, element: int) -> int | None:
     experts = getattr(config, "num_experts_per_tok", None) or 1
     inner = max(inner, experts * (getattr(config, "moe_intermediate_size", None) or inner))
     return layers * (16 * 4 * max(hidden, heads) + 8 * element * inner)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that the device can still give."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as table:  # free pages alone would leave out what caches hold
-            rows = dict(line.split(":") for line in table)
-        return int(rows["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux: half of what is built in
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

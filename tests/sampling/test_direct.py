@@ -55,3 +55,21 @@ def test_joined_weights_follow_the_policy_and_leave_it_where_it_is(make):
         [c.ids for c in own] for own in fresh.generate(prompts, 2, params)
     ]
     assert {n: p.data_ptr() for n, p in policy.named_parameters()} == places
+
+
+def test_a_released_copy_is_made_anew_and_holds_what_was_loaded():
+    policy = tiny_lora("llama")
+    stir(policy, 1)
+    engine = Engine(policy)
+    params = SamplingParams(max_new_tokens=6)
+    prompts = random_ids((4, 6), seed=5)
+    before = engine.generate(prompts, 2, params)
+    engine.release()
+    assert engine._packed_head is None
+    stir(policy, 3)  # an update that is not published yet
+    assert engine.generate(prompts, 2, params) == before
+    engine.release()
+    engine.load_weights(policy, version=1)
+    assert [[c.ids for c in own] for own in engine.generate(prompts, 2, params)] == [
+        [c.ids for c in own] for own in Engine(policy).generate(prompts, 2, params)
+    ]

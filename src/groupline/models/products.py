@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from groupline.models.memory import free_memory
+
 # A weight on the left of 2 to 7 rows is split over threads where others split the rows; measured on two AVX2 cores.
 NARROW = range(2, 8)
 _PLAIN = (Tensor, nn.Parameter)  # subclasses have ways of their own
@@ -55,10 +57,14 @@ class Prepacked:
         self._weights, self._biases = weights, biases
         self.refresh()
 
+    def release(self) -> None:
+        """Give the memory back; until `refresh` there is nothing to multiply with."""
+        self._packed: Any = None
+        self.bias: Tensor | None = None
+
     @torch.no_grad()
     def refresh(self) -> None:
-        # Out with the old copy first: the new one takes its memory.
-        self._packed = self.bias = None
+        self.release()  # first, so that the new copy takes the old one's memory
         whole = self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
         self._packed = _reorder(whole.detach(), None)
         parts = [b for b in self._biases if b is not None]
@@ -82,6 +88,13 @@ class Prepacked:
 def can_prepack(weight: Tensor) -> bool:
     """Whether `Prepacked` takes weights like this one."""
     return suits(torch.empty(1), weight) and not weight.is_meta
+
+
+def worth_prepacking(model: nn.Module) -> bool:
+    """Whether a copy of all weights takes less than a quarter of the memory that is free, on a CPU."""
+    parameters = list(model.parameters())
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    return parameters[0].device.type == "cpu" and size < free_memory(parameters[0].device) / 4
 
 
 class FastProducts(TorchFunctionMode):

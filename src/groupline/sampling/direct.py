@@ -45,6 +45,13 @@ class DirectStep:
             for product in layer.products:
                 product.refresh()
 
+    def release(self) -> None:
+        """Give prepacked weights back; `refresh` makes them anew."""
+        for layer in self.layers:
+            for product in layer.products:
+                if isinstance(product, Prepacked):
+                    product.release()
+
     def __call__(self, ids: Tensor, plan: DecodePlan) -> Tensor:
         """ids [b] -> hidden states [b, H] after the last norm. Advances nothing: the plan's rows are at this token."""
         x = self.body.embed_tokens(ids)

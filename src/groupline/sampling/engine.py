@@ -5,7 +5,6 @@ Legend: b live rows, V vocabulary.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 from typing import Any
@@ -18,8 +17,9 @@ from groupline.models.attention import NAME, PackedPlan, planned, set_attention
 from groupline.models.load import end_ids
 from groupline.models.logprobs import find_head
 from groupline.models.lora import Mirror
+from groupline.models.memory import free_memory
 from groupline.models.packing import decoder, why_not_shared
-from groupline.models.products import Prepacked, can_prepack, linear, use_linear
+from groupline.models.products import Prepacked, can_prepack, linear, use_linear, worth_prepacking
 from groupline.records import Completion, SamplingParams
 from groupline.sampling.blocks import PagePool
 from groupline.sampling.cache import DecodePlan, PromptCache
@@ -66,10 +66,9 @@ class Engine:
         if self.unshared_reason is None:
             set_attention(self.model, NAME)
             use_linear(self.model)
-            weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-            self._prepack = self.device.type == "cpu" and weights < _free_bytes(self.device) / 4
+            self._prepack = worth_prepacking(self.model)
             self.direct, self.direct_reason = direct_step(decoder(self.model), self.mirror.borrowed, self._prepack)
-            self._take_head()
+            self._lay_out()
         else:
             notify(f"sampling without a shared prompt cache: {self.unshared_reason}")
         self._slot_bytes: int | None = None
@@ -80,17 +79,24 @@ class Engine:
     def load_weights(self, policy: nn.Module, version: int) -> None:
         """Bring the sampling weights up to date. `policy` is the model the engine was made with."""
         self.mirror.refresh()
-        if self.direct is not None:
-            self.direct.refresh()
         if self.unshared_reason is None:
-            self._take_head()
+            self._lay_out()
         self.version = version
 
-    def _take_head(self) -> None:
+    def _lay_out(self) -> None:
+        if self.direct is not None:
+            self.direct.refresh()
         self._head = find_head(self.model)
         self._packed_head = None
         if self._prepack and can_prepack(self._head.weight):
             self._packed_head = Prepacked([self._head.weight], [self._head.bias])
+        self._released = False
+
+    def release(self) -> None:
+        """Let go of the weights' prepacked copy until `load_weights`, or the next `generate`, makes it anew."""
+        self._released, self._packed_head = self.unshared_reason is None, None
+        if self.direct is not None:
+            self.direct.release()
 
     @torch.inference_mode()
     def generate(
@@ -138,6 +144,8 @@ class Engine:
                 )
 
     def _run(self, drafts: Drafts) -> None:
+        if self._released:
+            self._lay_out()
         scheduler = Scheduler(self._page_pool(drafts), self.max_rows)
         for prompt in drafts.prompts:
             scheduler.add(len(prompt), drafts.n, drafts.params.max_new_tokens)
@@ -242,7 +250,7 @@ class Engine:
         longest = max(pages.needed(len(p)) for p in drafts.prompts)
         # Rows bound what is live at once; prompts stay resident only while their answers run or come next.
         wanted = min(wanted, self.max_rows * (per_answer + longest) + longest)
-        budget = self.cache_gib * 2**30 if self.cache_gib is not None else _free_bytes(self.device) / 4
+        budget = self.cache_gib * 2**30 if self.cache_gib is not None else free_memory(self.device) / 4
         total = min(wanted, int(budget / (self._slot_bytes * size)))
         if total < 1:
             raise ValueError(f"cache_gib={self.cache_gib} holds not even one page of {size} tokens")
@@ -269,12 +277,6 @@ def _default_keys(prompts: Sequence[Sequence[int]]) -> list[str]:
         seen[ids] = seen.get(ids, -1) + 1
         keys.append(f"{ids}#{seen[ids]}")
     return keys
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _fewer(rows: int) -> int:

@@ -74,6 +74,7 @@ def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
         state=_state(setup, step),
         log=logged.update,
     )
+    setup.engine.release()
     batch, seconds["reference"], kl = _batch(setup, groups)
     start = time.perf_counter()
     facts: dict[str, float] = {}
