@@ -37,7 +37,7 @@ def call_rewards(
     conversation. completion_ids: their token ids. columns: further columns, one value per completion, such as `prefill`.
     missing: a column that only some problems have is an error, or None in the others.
     on_error: an exception in a function stops the run, or makes the rows that raise not applicable and counts them; to
-    find those rows the function is called again on each row alone.
+    find those rows the function is called again on each row alone, so skipping does not suit one that compares answers.
     trainer_state: where the run stands, for functions that ask for it: a `RunState`, or transformers' `TrainerState`.
     group_size: answers of a group, for functions that score group by group; by default a group is the neighbouring
     rows of one problem.
