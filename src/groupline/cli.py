@@ -63,6 +63,10 @@ def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
         negated = key.removeprefix("no_")
         if arg.startswith("--") and key not in ("help", *kind.model_fields) and negated not in kind.model_fields:
             raise ConfigError(explain_unknown(key, kind.model_fields))
+    if "--resume" in rest and "resume" in kind.model_fields:  # alone it means: from the newest checkpoint
+        at = rest.index("--resume") + 1
+        if at == len(rest) or rest[at].startswith("--"):
+            rest.insert(at, "True")
     plain = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)  # always `--key value`, truth values too
     rest = [arg.capitalize() if arg in ("true", "false") else arg for arg in rest]
     return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__, config=plain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from groupline.config import Config
 from groupline.evaluation import evaluate
 from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
+from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.collect import collect
 from groupline.training.optim import NonFinite
-from groupline.training.run import RunFolder, check_unused, results_json, results_row
+from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
+from groupline.training.run import RunFolder, check_unused, clear_unsaved, results_json, results_row
 from groupline.training.setup import Setup, prepare
 from groupline.training.step import fill_old, fill_reference, train_step
 from groupline.training.summary import summarise
@@ -28,16 +31,23 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
     """Run GRPO as `config` says, write the run folder, and return what results.json holds.
 
     given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` in place of what the
-    configuration names. Ctrl-C ends training early with a loadable model and whole files.
+    configuration names. Ctrl-C ends training early with a loadable model and whole files. With `resume` the run in
+    `output_dir` goes on from a checkpoint; what is given must then be what it was first given.
     """
-    check_unused(config)
+    found = find_checkpoint(config, say)
+    if config.resume is False:
+        check_unused(config)
     setup = prepare(config, say, **given)
-    with RunFolder(config) as folder:
+    results, origin = (results_json(config, setup), origin_of(setup)) if found is None else restore(found, setup, say)
+    if config.resume is True and found is None:
+        clear_unsaved(Path(config.output_dir))
+    with RunFolder(config, found.state["files"] if found else None) as folder:
+        keeper = Keeper(setup, folder, origin, found.folder if found else None)
         say(setup.plan)
-        results = results_json(config, setup)
         try:
-            results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
-            for step in range(config.steps):
+            if found is None:
+                results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
+            for step in range(found.step if found else 0, config.steps):
                 metrics = _step(setup, folder, step)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics))
@@ -45,13 +55,17 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
+                keeper.after_step(step + 1, results)
         except KeyboardInterrupt:
             results["interrupted"] = True
             say(f"interrupted after {len(results['steps'])} steps: saving the model as it is")
         except NonFinite as error:
             results["error"] = str(error)
             folder.finish(results, setup.policy, setup.tokenizer)
-            raise
+            saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
+            raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
+        except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
+            raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
         folder.finish(results, setup.policy, setup.tokenizer)
         return results
 
