@@ -16,6 +16,7 @@ from groupline.evaluation import evaluate
 from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
 from groupline.sampling.choose import NonFiniteLogits
+from groupline.training.card import model_card
 from groupline.training.collect import collect
 from groupline.training.optim import NonFinite
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
@@ -61,12 +62,12 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
             say(f"interrupted after {len(results['steps'])} steps: saving the model as it is")
         except NonFinite as error:
             results["error"] = str(error)
-            folder.finish(results, setup.policy, setup.tokenizer)
+            folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
             saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
             raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
         except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
             raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
-        folder.finish(results, setup.policy, setup.tokenizer)
+        folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
         return results
 
 
