@@ -46,6 +46,7 @@ def logits(model: nn.Module) -> Tensor:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks for it
 def test_logits_are_those_of_base_and_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, adapter = folders(tmp_path)
     assert main(["merge", str(adapter), str(tmp_path / "out")]) == 0

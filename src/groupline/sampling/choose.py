@@ -27,7 +27,7 @@ def uniforms(seed: int, key: object, number: int, count: int) -> np.ndarray[tupl
 
 
 class NonFiniteLogits(ValueError):
-    """The model gave NaN or infinity for every token of some answer."""
+    """The model's logits, or weights, are NaN or infinite."""
 
 
 def choose(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from groupline.config import Config, ConfigError
+from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.checkpoint import (
     Checkpoint,
     newest_whole,
@@ -58,6 +59,9 @@ class Keeper:
     def save(self, step: int, results: dict[str, Any]) -> None:
         setup = self.setup
         tensors = {"weights": _trained(setup)}
+        for name, weight in tensors["weights"].items():
+            if not bool(torch.isfinite(weight).all()):  # nobody could go on from it, and it might push out a good one
+                raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
         if setup.reference is not None and setup.passed_in and setup.reference.state():
             tensors["reference"] = setup.reference.state()
         state = {
