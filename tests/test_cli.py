@@ -67,7 +67,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--help"], ["-h"], ["help"]):
         assert status(*args) == 0
         out = capsys.readouterr().out
-        for command in ("train", "eval", "sft", "import-gguf"):
+        for command in ("train", "eval", "sft", "merge", "import-gguf"):
             assert f"groupline {command}" in out
     assert status() == 2
 
@@ -85,7 +85,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("trian") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "groupline: there is no command 'trian'; commands: train, eval, sft, import-gguf\n"
+    assert said.err == "groupline: there is no command 'trian'; commands: train, eval, sft, merge, import-gguf\n"
 
 
 @pytest.mark.parametrize(
@@ -266,3 +266,16 @@ def test_a_signal_ends_a_run_whole(name: str, tmp_path: Path, start: Path) -> No
     assert len(rows(run / "rollouts.jsonl")) >= 8 * done
     assert AutoModelForCausalLM.from_pretrained(run / "model").num_parameters() > 0
     assert not [p.name for p in run.iterdir() if p.name.startswith(".")]
+
+
+def test_resume_alone_means_the_newest(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert settings(Config, [str(recipe), "--resume"]).resume is True
+    assert settings(Config, [str(recipe), "--resume", "--steps", "3"]).resume is True
+    assert settings(Config, [str(recipe), "--resume", "false"]).resume is False
+    assert settings(Config, [str(recipe), "--resume=runs/x/checkpoint-2"]).resume == "runs/x/checkpoint-2"
+    assert status("train", recipe, "--save-steps", "1", "--eval-problems", "0") == 0
+    assert status("train", recipe, "--resume", "--seed", "4", "--eval-problems", "0") == 2
+    assert "groupline train: resume: seed was 0 and is 4 now" in capsys.readouterr().err
+    assert status("train", tmp_path / "run" / "config.yaml", "--resume", tmp_path / "run" / "checkpoint-1") == 0
+    assert f"resuming from {tmp_path}/run/checkpoint-1, after step 1 of 2" in capsys.readouterr().out
+    assert [m["step"] for m in rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2]

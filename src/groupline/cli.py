@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|import-gguf`. Thin: parse, call, print."""
+"""The command line: `groupline train|eval|sft|merge|import-gguf`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
+  groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
 
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if args else 2
-    commands = {"train": _train, "eval": _eval, "sft": _sft, "import-gguf": _import_gguf}
+    commands = {"train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf}
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
         return 2
@@ -65,6 +66,10 @@ def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
         negated = key.removeprefix("no_")
         if arg.startswith("--") and key not in ("help", *kind.model_fields) and negated not in kind.model_fields:
             raise ConfigError(explain_unknown(key, kind.model_fields))
+    if "--resume" in rest and "resume" in kind.model_fields:  # alone it means: from the newest checkpoint
+        at = rest.index("--resume") + 1
+        if at == len(rest) or rest[at].startswith("--"):
+            rest.insert(at, "True")
     plain = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)  # always `--key value`, truth values too
     rest = [arg.capitalize() if arg in ("true", "false") else arg for arg in rest]
     return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__, config=plain)
@@ -135,6 +140,22 @@ def _import_gguf(args: Sequence[str]) -> int:
     from groupline.models.gguf import import_gguf
 
     print(f"saved in {import_gguf(given.file, given.folder)}")
+    return 0
+
+
+def _merge(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="groupline merge", description="A PEFT adapter into its base: one folder in Hugging Face format."
+    )
+    parser.add_argument("adapter", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="let the base's folder bring code that runs here"
+    )
+    given = parser.parse_args(args)
+    from groupline.models.merge import merge_adapter
+
+    print(f"saved in {merge_adapter(given.adapter, given.out, given.trust_remote_code)}")
     return 0
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from groupline.runlog import write_text
 
 # Keys of other trainers, and what takes their place here.
 RENAMED = {
@@ -65,10 +67,8 @@ class Settings(BaseModel):
         return cls(**(read_recipe(Path(path), cls.model_fields, fast) | changes))
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
+        """Written whole or not at all."""
+        write_text(path, yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
 class RunSettings(Settings):
@@ -199,6 +199,19 @@ class Config(RunSettings):
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
+
+    # Checkpoints
+    save_steps: int = Field(default=100, ge=0)
+    """Write a checkpoint every so many steps; 0: none."""
+    save_total_limit: Positive | None = 2
+    """Most checkpoints kept; older ones are deleted, the newest whole one never. None keeps all."""
+    resume: bool | str = False
+    """Continue the run in output_dir from its newest whole checkpoint, or from the checkpoint folder named."""
+
+    @field_validator("resume", mode="before")
+    @classmethod
+    def _truth(cls, value: Any) -> Any:
+        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

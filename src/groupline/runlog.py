@@ -22,6 +22,12 @@ class JsonlWriter:
         self._file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
+    def sync(self) -> int:
+        """Wait until every row is on the disk; returns the file's size in bytes."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
     def close(self) -> None:
         self._file.close()
 
@@ -55,9 +61,25 @@ def finite(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write whole or not at all."""
+    write_text(path, json.dumps(finite(value), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write whole or not at all, even if the machine dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(
-        json.dumps(finite(value), ensure_ascii=False, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    temporary.write_text(text, encoding="utf-8")
+    fsync(temporary)
     os.replace(temporary, path)
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file's bytes, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows syncs names by itself and opens no folder
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import plain_logprobs, tiny_lora, tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from groupline.models import load
 from groupline.models.load import choose_precision, load_model, load_tokenizer, resolve_model, save_model
@@ -51,6 +52,20 @@ def test_precision_follows_the_compute_capability(gpu, capability, compute, scal
         precision = choose_precision(device)
         assert (precision.device.type, precision.compute, precision.scale_gradients) == ("cuda", compute, scaled)
         assert "compute capability {}.{}".format(*capability) in str(precision)  # the reason is said
+
+
+def test_a_t4_gets_fp16_with_scaling_and_sdpa_and_the_plan_says_why(gpu):
+    gpu((7, 5))
+    assert str(choose_precision()) == (
+        "cuda, float16 with gradient scaling, attention by SDPA (compute capability 7.5 has fp16 units and no bf16 units: "
+        "torch.cuda.is_bf16_supported() says yes here, but counts emulation; FlashAttention 2 needs 8.0)"
+    )
+    assert choose_precision().sampling == FP16
+    assert "is_bf16_supported" not in str(choose_precision("cuda", "fp32"))  # as asked needs no reason
+
+
+def test_models_are_loaded_with_sdpa(folder):
+    assert load_model(str(folder)).config._attn_implementation == "sdpa"
 
 
 def test_a_cpu_computes_in_fp32_even_beside_a_gpu(gpu):
@@ -131,6 +146,29 @@ def test_an_adapter_folder_gives_base_and_adapter_trainable(tmp_path):
     trained = {n for n, p in loaded.named_parameters() if p.requires_grad}
     assert trained == {n for n, p in policy.named_parameters() if p.requires_grad}
     assert load_tokenizer(str(tmp_path / "adapter"))("the")["input_ids"] == tiny_tokenizer()("the")["input_ids"]
+
+
+@pytest.mark.parametrize("size", ["5GB", "20KB"])
+def test_a_saved_folder_loads_unchanged_elsewhere(tmp_path, size):
+    """In transformers alone, whole or sharded: weights, tokenizer, chat template, generation config."""
+    model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    model.generation_config = GenerationConfig(eos_token_id=[2, 7], max_new_tokens=9)
+    save_model(model, tokenizer, tmp_path / "model", card="# A card\n", max_shard_size=size)
+    files = {p.name for p in (tmp_path / "model").iterdir()}
+    shards = sorted(f for f in files if f.endswith(".safetensors"))
+    assert (len(shards) > 2 and "model.safetensors.index.json" in files) == (size == "20KB")
+    assert files >= {"README.md", "config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"}
+    assert not [f for f in files if f.endswith((".bin", ".pt"))]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(score(again.eval()), score(model))
+    assert (again.generation_config.eos_token_id, again.generation_config.max_new_tokens) == ([2, 7], 9)
+    chat = [{"role": "user", "content": "12 + 3"}]
+    texts = [
+        t.apply_chat_template(chat, tokenize=False)
+        for t in (AutoTokenizer.from_pretrained(tmp_path / "model"), tokenizer)
+    ]
+    assert texts[0] == texts[1]
+    assert torch.equal(score(load_model(str(tmp_path / "model"))), score(model))
 
 
 def test_a_name_that_is_no_folder_is_a_hub_id():

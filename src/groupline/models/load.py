@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from groupline.runlog import fsync
+
 BUILTIN = "builtin"
 
 
@@ -35,7 +37,10 @@ class Precision:
         return None if self.compute == torch.float32 else self.compute
 
     def __str__(self) -> str:
-        return f"{self.device}, {str(self.compute).removeprefix('torch.')} ({self.why})"
+        scaled = " with gradient scaling" if self.scale_gradients else ""
+        format_ = str(self.compute).removeprefix("torch.")
+        kernel = ", attention by SDPA" if self.device.type == "cuda" else ""
+        return f"{self.device}, {format_}{scaled}{kernel} ({self.why})"
 
 
 def choose_precision(device: str = "auto", compute: str = "auto") -> Precision:
@@ -59,7 +64,10 @@ def choose_precision(device: str = "auto", compute: str = "auto") -> Precision:
     if major >= 8:
         return Precision(where, torch.bfloat16, False, f"compute capability {major}.{minor} has bf16 units")
     if major == 7:
-        why = f"compute capability {major}.{minor} has fp16 units and only emulates bf16; gradients are scaled"
+        why = (
+            f"compute capability {major}.{minor} has fp16 units and no bf16 units: torch.cuda.is_bf16_supported() says "
+            "yes here, but counts emulation; FlashAttention 2 needs 8.0"
+        )
         return Precision(where, torch.float16, True, why)
     return Precision(where, torch.float32, False, f"compute capability {major}.{minor} has no fast half precision")
 
@@ -85,7 +93,7 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     """
     source = resolve_model(name)
     if Path(source).is_dir():
-        _check_weights(Path(source))
+        check_weights(Path(source))
     if (Path(source) / "adapter_config.json").exists():
         settings = json.loads((Path(source) / "adapter_config.json").read_text(encoding="utf-8"))
         base = load_model(settings["base_model_name_or_path"], device, trust_remote_code)
@@ -101,7 +109,8 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     return model.to(device)
 
 
-def _check_weights(folder: Path) -> None:
+def check_weights(folder: Path) -> None:
+    """Raises ValueError for a torn safetensors file or a pickle in its place, FileNotFoundError for no weights."""
     weights = sorted(folder.glob("*.safetensors"))
     for file in weights:
         try:
@@ -144,9 +153,12 @@ def end_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
     return frozenset(ids)
 
 
-def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
+def save_model(
+    model: nn.Module, tokenizer: Any, folder: Path, card: str | None = None, max_shard_size: str = "5GB"
+) -> None:
     """Write model (or adapter) and tokenizer in Hugging Face format: all files first, then renamed into place.
 
+    card: text of README.md. max_shard_size: a model that is larger is written as several safetensors files and an index.
     A kill leaves either the earlier folder or the new one whole, the earlier one at worst under the name
     `.<name>-<random>-old`; what such a kill left behind is removed by the next save.
     """
@@ -156,10 +168,17 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
             shutil.rmtree(leftover)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     os.chmod(temporary, 0o755)
-    model.save_pretrained(temporary)  # type: ignore[operator]
+    if isinstance(model, PeftModel):
+        model.save_pretrained(str(temporary))
+    else:
+        model.save_pretrained(temporary, max_shard_size=max_shard_size)  # type: ignore[operator]
     tokenizer.save_pretrained(temporary)
+    if card is not None:
+        (temporary / "README.md").write_text(card, encoding="utf-8")
     for file in temporary.iterdir():
         os.chmod(file, 0o644)  # safetensors writes files that only their owner may read
+        fsync(file)
+    fsync(temporary)
     if folder.exists():
         old = temporary.with_name(f"{temporary.name}-old")
         os.replace(folder, old)
@@ -167,3 +186,4 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
         shutil.rmtree(old)
     else:
         os.replace(temporary, folder)
+    fsync(folder.parent)

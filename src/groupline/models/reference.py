@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from groupline.models.lora import is_peft
 from groupline.models.packing import eval_mode
@@ -32,6 +33,16 @@ class Reference:
         else:
             self.kind = "starting adapter"
             self._saved = {n: p.detach().clone() for n, p in policy.named_parameters() if p.requires_grad}
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights that are its own, by name; none where they are the policy's base."""
+        return dict(self._copy.named_parameters()) if self.kind == "frozen copy" else self._saved
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the weights that `state` of the same kind of reference gave."""
+        for name, own in self.state().items():
+            own.copy_(state[name])
 
     @contextmanager
     def running(self) -> Iterator[nn.Module]:

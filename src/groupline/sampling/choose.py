@@ -26,13 +26,17 @@ def uniforms(seed: int, key: object, number: int, count: int) -> np.ndarray[tupl
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little"))).random(count)
 
 
+class NonFiniteLogits(ValueError):
+    """The model's logits, or weights, are NaN or infinite."""
+
+
 def choose(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor, Tensor]:
     """Draw one token a row by inverting the cumulative distribution.
 
     logits [b, V] in fp32 or fp64, uniform [b] in [0, 1) -> ids [b], log-probs [b] under the sampled distribution,
     log-probs [b] under the plain model. Greedy (temperature 0) has sampled log-prob 0. Weights are rounded to the
     logits' precision and summed in fp64, so a token's probability is exact to about 6e-8 of itself in fp32.
-    Raises ValueError if a row has a non-finite normaliser, which means the model produced NaN or infinity.
+    Raises NonFiniteLogits if a row has a non-finite normaliser, which means the model produced NaN or infinity.
     """
     drawn = draw(logits, uniform, params)
     refuse_non_finite((torch.isfinite(drawn[1]) & torch.isfinite(drawn[2])).cpu().numpy())
@@ -40,10 +44,10 @@ def choose(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Ten
 
 
 def refuse_non_finite(finite: NDArray[np.bool_]) -> None:
-    """Raise ValueError, naming rows of the batch, unless all are finite."""
+    """Raise NonFiniteLogits, naming rows of the batch, unless all are finite."""
     if not finite.all():
         rows = np.flatnonzero(~finite).tolist()
-        raise ValueError(
+        raise NonFiniteLogits(
             f"the model's logits are not finite in rows {rows[:8]} of the batch; its weights may have diverged"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +16,12 @@ from groupline.evaluation import evaluate
 from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
 from groupline.rewards import RunState
+from groupline.sampling.choose import NonFiniteLogits
+from groupline.training.card import model_card
 from groupline.training.collect import collect
 from groupline.training.optim import NonFinite
-from groupline.training.run import PLAN, RunFolder, check_unused, results_json, results_row
+from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
+from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
 from groupline.training.setup import Setup, prepare
 from groupline.training.step import fill_old, fill_reference, train_step
 from groupline.training.summary import summarise, with_logged
@@ -30,17 +34,24 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
 
     given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a
     `datasets.Dataset`) in place of what the configuration names. Ctrl-C ends training early with a loadable model and
-    whole files.
+    whole files. With `resume` the run in `output_dir` goes on from a checkpoint; what is given must then be what it was
+    first given.
     """
-    check_unused(config)
+    found = find_checkpoint(config, say)
+    if config.resume is False:
+        check_unused(config)
     setup = prepare(config, say, **given)
-    with RunFolder(config) as folder:
+    results, origin = (results_json(config, setup), origin_of(setup)) if found is None else restore(found, setup, say)
+    if config.resume is True and found is None:
+        clear_unsaved(Path(config.output_dir))
+    with RunFolder(config, found.state["files"] if found else None) as folder:
         (folder.path / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
+        keeper = Keeper(setup, folder, origin, found.folder if found else None)
         say(setup.plan)
-        results = results_json(config, setup)
         try:
-            results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
-            for step in range(config.steps):
+            if found is None:
+                results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
+            for step in range(found.step if found else 0, config.steps):
                 metrics = _step(setup, folder, step)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics))
@@ -48,14 +59,18 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
+                keeper.after_step(step + 1, results)
         except KeyboardInterrupt:
             results["interrupted"] = True
             say(f"interrupted after {len(results['steps'])} steps: saving the model as it is")
         except NonFinite as error:
             results["error"] = str(error)
-            folder.finish(results, setup.policy, setup.tokenizer)
-            raise
-        folder.finish(results, setup.policy, setup.tokenizer)
+            folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
+            saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
+            raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
+        except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
+            raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
+        folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
         return results
 
 

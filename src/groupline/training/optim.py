@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,23 @@ class Optimiser:
         )
         self.scaler = torch.amp.GradScaler(self.parameters[0].device.type) if scale_gradients else None
         self.skipped = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments, schedule position, gradient scale and the count of skipped updates."""
+        return {
+            "adam": self.adam.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of the same kind of optimiser gave."""
+        self.adam.load_state_dict(state["adam"])
+        self.schedule.load_state_dict(state["schedule"])
+        if self.scaler and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.skipped = int(state["skipped"])
 
     @property
     def scale(self) -> float:

@@ -1,12 +1,13 @@
 """A run's folder: one run each, files whole at any moment.
 
-config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, results.json, model/.
+config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, results.json,
+model/, checkpoint-<step>/.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from groupline.runlog import JsonlWriter, write_json
 from groupline.training.setup import Setup
 
 PLAN = "plan.txt"
+ROWS = ("metrics.jsonl", "rollouts.jsonl", "held_out.jsonl")
 
 
 def check_unused(settings: RunSettings) -> Path:
@@ -54,15 +56,34 @@ def claim(settings: RunSettings) -> Path:
     return folder
 
 
+def clear_unsaved(folder: Path) -> None:
+    """Remove what a run left that was killed before its first checkpoint; anything else stays, and is refused."""
+    if folder.is_dir():
+        for path in filter(unsaved, folder.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def unsaved(path: Path) -> bool:
+    """Whether a run without a checkpoint leaves such a file when it is killed."""
+    return path.name in ("config.yaml", ".config.yaml.new", *ROWS) or path.name.startswith((".checkpoint-", ".model-"))
+
+
 class RunFolder:
     """Writes a GRPO run's files. Use as a context manager, so that open files are closed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, sizes: Mapping[str, int] | None = None) -> None:
+        """sizes: of a run to go on with, the bytes of each file of rows that count; later ones are cut off."""
         self.config = config
-        self.path = claim(config)
-        self._metrics = JsonlWriter(self.path / "metrics.jsonl")
-        self._rollouts = JsonlWriter(self.path / "rollouts.jsonl")
-        self._held_out = JsonlWriter(self.path / "held_out.jsonl")
+        if sizes is None:
+            self.path = claim(config)
+        else:
+            self.path = Path(config.output_dir)
+            _cut(self.path, sizes)
+            config.model_copy(update={"resume": False, "overwrite": False}).save(self.path / "config.yaml")
+        self._metrics, self._rollouts, self._held_out = (JsonlWriter(self.path / name) for name in ROWS)
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +93,10 @@ class RunFolder:
     ) -> None:
         for writer in (self._metrics, self._rollouts, self._held_out):
             writer.close()
+
+    def sync(self) -> dict[str, int]:
+        """Wait until all rows are on the disk; the size of each file in bytes."""
+        return {w.path.name: w.sync() for w in (self._metrics, self._rollouts, self._held_out)}
 
     def log(self, metrics: dict[str, Any], groups: Sequence[Group], advantages: Sequence[float]) -> None:
         self._metrics.write(metrics)
@@ -109,10 +134,29 @@ class RunFolder:
                 writer.write(row)
                 place += 1
 
-    def finish(self, results: dict[str, Any], model: nn.Module, tokenizer: Any) -> None:
-        """Write the model, then results.json: where the latter exists, the run is whole."""
-        save_model(model, tokenizer, self.path / "model")
+    def finish(self, results: dict[str, Any], model: nn.Module, tokenizer: Any, card: str | None = None) -> None:
+        """Write the model, then results.json: where the latter exists, the run is whole. card: the model's README.md."""
+        save_model(model, tokenizer, self.path / "model", card)
         write_json(self.path / "results.json", results)
+
+
+def check_rows(run: Path, sizes: Mapping[str, int]) -> None:
+    """Raises ConfigError if a file of rows is shorter than it was."""
+    for name, size in sizes.items():
+        file = run / name
+        have = file.stat().st_size if file.exists() else 0
+        if have < size:
+            raise ConfigError(
+                f"resume: {file} has {have} bytes and had {size} when the checkpoint was taken; rows were deleted: put "
+                "the file back, or resume from an earlier checkpoint"
+            )
+
+
+def _cut(run: Path, sizes: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        with (run / name).open("ab") as stream:
+            stream.truncate(size)
+    (run / "results.json").unlink(missing_ok=True)  # where it exists, the run is whole
 
 
 def results_json(config: Config, setup: Setup) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Setup:
     why_tokens: str  # why so many as config.micro_batch_tokens
     plan: str = ""
     tokens_seen: int = 0
+    passed_in: bool = False  # whether the model was, so that no name leads to its starting weights
 
     def line(self, m: dict[str, Any]) -> str:
         """One step in one line. The loss is not in it: on policy it stands near zero whatever is learned."""
@@ -133,6 +134,7 @@ def prepare(
         dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
         why_tokens,
     )  # fmt: skip
+    setup.passed_in = passed_in
     setup.plan = describe(setup)
     return setup
 

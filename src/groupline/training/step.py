@@ -176,7 +176,9 @@ def _per_token(
 
 
 def _blame(micro: MicroBatch, logp: Tensor, per_token: Tensor) -> str:
-    bad = (~torch.isfinite(per_token)).nonzero().squeeze(-1)
+    bad = (~torch.isfinite(per_token * micro.weights)).nonzero().squeeze(-1)
+    if not len(bad):  # only their sum is not
+        bad = torch.arange(len(per_token))
     what = "log-prob" if not bool(torch.isfinite(logp).all()) else "loss"
     rows = sorted({micro.answers[int(micro.row.sequence[i])] for i in bad})
     return (

@@ -1,0 +1,255 @@
+"""What a checkpoint of a GRPO run holds, how a run goes on from one, and what it must not change.
+
+A step ends with its rollouts used up, so none is carried over into the next one: nothing of them is saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupline.config import Config, ConfigError
+from groupline.sampling.choose import NonFiniteLogits
+from groupline.training.checkpoint import (
+    Checkpoint,
+    newest_whole,
+    prune,
+    read_checkpoint,
+    set_aside,
+    write_checkpoint,
+)
+from groupline.training.collect import Prompted
+from groupline.training.run import RunFolder, check_rows, unsaved
+from groupline.training.setup import Setup, describe
+
+# Settings that a resumed run may change: where and what it writes, and memory. `steps` may under a constant rate.
+FREE = frozenset(
+    {
+        "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
+        "overwrite", "precision", "resume", "save_steps", "save_total_limit", "trust_remote_code",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Keeper:
+    """Saves checkpoints of one run. origin: what the run started from, by which a resumed one is held to it."""
+
+    setup: Setup
+    folder: RunFolder
+    origin: dict[str, Any]
+    newest: Path | None = None
+
+    def after_step(self, step: int, results: dict[str, Any]) -> None:
+        """Save if this step is one to save at. step: steps done."""
+        every = self.setup.config.save_steps
+        if every and step % every == 0:
+            self.save(step, results)
+
+    def save(self, step: int, results: dict[str, Any]) -> None:
+        setup = self.setup
+        tensors = {"weights": _trained(setup)}
+        for name, weight in tensors["weights"].items():
+            if not bool(torch.isfinite(weight).all()):  # nobody could go on from it, and it might push out a good one
+                raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
+        if setup.reference is not None and setup.passed_in and setup.reference.state():
+            tensors["reference"] = setup.reference.state()
+        state = {
+            "settings": setup.config.model_dump(mode="json"),
+            "origin": self.origin,
+            "environment": _environment(setup),
+            "prompts_taken": step * setup.config.prompts_per_step,
+            "tokens_seen": setup.tokens_seen,
+            "files": self.folder.sync(),
+            "results": results,
+        }
+        torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state()}
+        self.newest = write_checkpoint(self.folder.path, step, tensors, torch_state, state)
+        prune(self.folder.path, setup.config.save_total_limit, self.newest)
+
+    def words(self) -> str:
+        """Where to go on from, for the message of a run that stops."""
+        if self.newest is None:
+            return "there is no checkpoint to go back to (save_steps)"
+        return f"the newest checkpoint is {self.newest} (--resume)"
+
+
+def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint that `config.resume` asks for; names torn ones. None: begin at the beginning.
+
+    Raises ConfigError if the folder holds a run that cannot be continued, or the settings are not that run's.
+    """
+    run = Path(config.output_dir)
+    if config.resume is False:
+        return None
+    if config.resume is True:
+        found, torn = newest_whole(run)
+        for folder, reason in torn:
+            say(f"passing over {folder}: {reason}")
+        if found is None:
+            _may_begin_anew(run)
+            say(f"{run} holds no whole checkpoint: beginning at the beginning")
+            return None
+    else:
+        found = read_checkpoint(Path(str(config.resume)))
+        if found.folder.resolve().parent != run.resolve():
+            raise ConfigError(
+                f"resume: {found.folder} is not in output_dir {run}, where the rows of its run are; set output_dir to "
+                f"{found.folder.parent}"
+            )
+    _refuse_changes(found, config)
+    check_rows(run, found.state["files"])
+    return found
+
+
+def _may_begin_anew(run: Path) -> None:
+    kept = sorted(p.name for p in run.iterdir() if not unsaved(p)) if run.is_dir() else []
+    if kept:
+        raise ConfigError(
+            f"resume: {run} holds {', '.join(kept[:8])} and no whole checkpoint to go on from; give another output_dir, "
+            "or --overwrite True without --resume to delete what is there"
+        )
+
+
+def _refuse_changes(found: Checkpoint, config: Config) -> None:
+    before, now = found.state["settings"], config.model_dump(mode="json")
+    told = [
+        f"{key} was {json.dumps(before[key])} and is {json.dumps(now[key])} now"
+        for key in now
+        if key not in FREE and key in before and before[key] != now[key]
+        and not (key == "steps" and config.lr_scheduler_type == "constant")
+    ]  # fmt: skip
+    if told:
+        raise ConfigError(
+            f"resume: {'; '.join(told)}. What was trained so far in {found.folder} was not trained so: set it back, or "
+            "start a run of its own in another output_dir"
+        )
+    if config.steps < found.step:
+        raise ConfigError(f"resume: steps is {config.steps}, and {found.folder} is after step {found.step} already")
+
+
+def origin_of(setup: Setup) -> dict[str, Any]:
+    """Marks of what a run starts from, taken before its first update."""
+    trained = _trained(setup)
+    frozen = ((n, p) for n, p in setup.policy.named_parameters() if n not in trained)
+    return {
+        "frozen weights": fingerprint(frozen),
+        "starting weights": fingerprint(trained.items()),
+        "training problems": _mark(setup.stream.prompted),
+        "held-out problems": _mark(setup.held_out),
+        "rewards": [[r.name, r.weight] for r in setup.rewards],
+        "number format (precision)": str(setup.precision.compute),
+    }
+
+
+def restore(found: Checkpoint, setup: Setup, say: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Bring `setup` to where the checkpoint was taken; (the run's results so far, its origin).
+
+    Raises ConfigError, before anything is changed, if the run did not start from what `setup` holds.
+    """
+    origin = origin_of(setup)
+    weights = found.tensors("weights") or {}
+    reference = found.tensors("reference")
+    _refuse_other_origin(found, origin, setup, reference is not None)
+    own = _trained(setup)
+    if {n: p.shape for n, p in own.items()} != {n: t.shape for n, t in weights.items()}:
+        raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
+    kept = found.torch_state()
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+    if setup.reference is not None and reference is not None:
+        setup.reference.load_state(reference)
+    setup.optimiser.load_state_dict(kept["optimiser"])
+    setup.tokens_seen = found.state["tokens_seen"]
+    if setup.why_tokens != "as set":
+        tokens = found.state["settings"]["micro_batch_tokens"]
+        setup.config = setup.config.model_copy(update={"micro_batch_tokens": tokens})
+        setup.why_tokens = "as before"
+        setup.plan = describe(setup)
+    setup.engine.load_weights(setup.policy, version=found.step)
+    say(f"resuming from {found.folder}, after step {found.step} of {setup.config.steps}")
+    then, now = found.state["environment"], _environment(setup)
+    changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then.get(key) != now[key]]
+    if changed:
+        say(f"note: {', '.join(changed)}: the same run up to rounding, not bit for bit")
+    for moved in set_aside(found.folder.parent, found.step):
+        say(f"a later checkpoint is set aside as {moved}; the run writes it anew")
+    set_random_state(kept["random"])
+    return dict(found.state["results"]), dict(found.state["origin"])
+
+
+def _refuse_other_origin(found: Checkpoint, origin: dict[str, Any], setup: Setup, own_reference: bool) -> None:
+    told = dict(found.state["origin"])
+    from_start = setup.reference is not None and setup.reference.kind != "adapter off" and not own_reference
+    for key, value in origin.items():
+        if key == "starting weights" and not from_start:
+            continue  # they are replaced by the checkpoint's, and no reference is made of them
+        if told[key] != value:
+            shown = f": {told[key]}, now {value}" if key in ("rewards", "number format (precision)") else ""
+            why = " (how many are taken follows from `steps`)" if key == "training problems" else ""
+            raise ConfigError(f"resume: the {key} are not those that {found.folder} started from{why}{shown}")
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A mark of names, shapes and bits at one pass over memory: tells models apart, guards against nothing hostile."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        flat = tensor.detach().contiguous().flatten()
+        total = int(flat.view(whole[flat.element_size()]).sum(dtype=torch.int64)) if len(flat) else 0
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {total}\n".encode())
+    return digest.hexdigest()
+
+
+def random_state() -> dict[str, Any]:
+    """State of every generator that a run may draw from: torch (CPU and CUDA), numpy, Python."""
+    kind, keys, place, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (str(kind), torch.tensor(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(gauss)),
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+
+
+def _trained(setup: Setup) -> dict[str, Tensor]:
+    return {n: p for n, p in setup.policy.named_parameters() if p.requires_grad}
+
+
+def _mark(prompted: Sequence[Prompted]) -> str:
+    digest = hashlib.sha256()
+    for p in prompted:
+        row = [p.problem.to_json(), list(p.ids)]
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _environment(setup: Setup) -> dict[str, Any]:
+    """What the last bits of a sum may depend on."""
+    device = setup.precision.device
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "micro_batch_tokens": setup.config.micro_batch_tokens,
+    }
