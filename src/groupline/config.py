@@ -177,8 +177,12 @@ class Config(RunSettings):
     """1: sample standard deviation; 0: population."""
     mask_truncated_completions: bool | None = None
     """Leave answers without an end out of the loss."""
+    top_entropy_quantile: Fraction01 | None = None
+    """Share of the tokens, those of highest entropy, that keep their policy term."""
     num_iterations: Positive = 1
-    """Optimiser steps on each rollout."""
+    """Passes over each rollout."""
+    updates_per_pass: Positive = 1
+    """Optimiser steps that a pass over a rollout is cut into, its answers shuffled."""
     old_logprobs: Literal["recompute", "sampler"] = "recompute"
     """Where the ratio's denominator comes from: the first training pass itself, or the sampler."""
 

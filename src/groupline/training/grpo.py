@@ -15,6 +15,7 @@ from groupline.evaluation import evaluate
 from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
 from groupline.training.collect import collect
+from groupline.training.hooks import Hooks
 from groupline.training.optim import NonFinite
 from groupline.training.run import RunFolder, check_unused, results_json, results_row
 from groupline.training.setup import Setup, prepare
@@ -31,33 +32,41 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
     configuration names. Ctrl-C ends training early with a loadable model and whole files.
     """
     check_unused(config)
-    setup = prepare(config, say, **given)
+    return run(prepare(config, say, **given), say)
+
+
+def run(setup: Setup, say: Say = print, hooks: Hooks | None = None) -> dict[str, Any]:
+    """The loop on a prepared setup; otherwise as `train`. hooks: called at its moments, and may end it."""
+    config, hooks = setup.config, hooks or Hooks()
     with RunFolder(config) as folder:
         say(setup.plan)
         results = results_json(config, setup)
         try:
             results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
             for step in range(config.steps):
-                metrics = _step(setup, folder, step)
+                metrics = _step(setup, folder, step, hooks)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics))
-                last = step + 1 == config.steps
+                last = step + 1 == config.steps or hooks.stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
+                if last:
+                    break
         except KeyboardInterrupt:
             results["interrupted"] = True
             say(f"interrupted after {len(results['steps'])} steps: saving the model as it is")
         except NonFinite as error:
             results["error"] = str(error)
-            folder.finish(results, setup.policy, setup.tokenizer)
+            folder.finish(results, setup.policy if hooks.keeps_model else None, setup.tokenizer)
             raise
-        folder.finish(results, setup.policy, setup.tokenizer)
+        folder.finish(results, setup.policy if hooks.keeps_model else None, setup.tokenizer)
         return results
 
 
-def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
+def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str, Any]:
     config, began = setup.config, time.perf_counter()
+    hooks.update_begin()
     groups, seconds = collect(
         setup.stream.take(step, config.prompts_per_step),
         setup.engine,
@@ -68,23 +77,30 @@ def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
         seed=config.seed,
         label=f"step {step}",
     )
-    batch, seconds["reference"], kl = _batch(setup, groups)
+    batch, seconds["reference"], kl = _batch(setup, groups, step)
+    hooks.rollout_end(groups, batch)
     start = time.perf_counter()
+    summary = summarise(groups, setup.rewards[0].name)
+    setup.tokens_seen += int(summary["num_prompt_tokens"] + summary["num_completion_tokens"])
+    summary |= {"num_tokens": setup.tokens_seen} | ({} if kl is None else {"kl": kl})
     facts: dict[str, float] = {}
-    for _ in range(config.num_iterations):
+    for number, part in enumerate(part for _ in range(config.num_iterations) for part in batch.updates()):
+        if number:
+            hooks.update_begin()
         facts = train_step(
-            setup.policy, setup.optimiser, batch, setup.objective, setup.scorer, comparable=not setup.sampling.filters
+            setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=not setup.sampling.filters
         )
+        hooks.update_end(facts if number else facts | summary)
+        if hooks.stop:
+            break
     setup.engine.load_weights(setup.policy, version=step + 1)
     seconds["train"] = time.perf_counter() - start
     total = time.perf_counter() - began
-    metrics = summarise(groups, setup.rewards[0].name) | facts | ({} if kl is None else {"kl": kl})
+    metrics = facts | summary
     tokens = metrics["num_completion_tokens"]
-    setup.tokens_seen += int(metrics["num_prompt_tokens"] + tokens)
     metrics |= {
         "step": step + 1,
         "epoch": (step + 1) * config.prompts_per_step / len(setup.stream.prompted),
-        "num_tokens": setup.tokens_seen,
         "step_time": total,
         "answers_skipped": batch.skipped,
         "micro_batches": len(batch.micro_batches),
@@ -97,7 +113,7 @@ def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
     return metrics
 
 
-def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | None]:
+def _batch(setup: Setup, groups: list[Group], step: int) -> tuple[Batch, float, float | None]:
     """(the step's batch with its reference log-probs, seconds for them, mean KL if it was taken from the reward)."""
     config, objective, start = setup.config, setup.objective, time.perf_counter()
 
@@ -110,6 +126,8 @@ def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | Non
             device=setup.precision.device,
             rewards=rewards,
             skip_idle=skip_idle,
+            parts=config.updates_per_pass,
+            seed=f"{config.seed}/{step}",
         )
 
     kl: float | None = None
@@ -127,7 +145,7 @@ def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | Non
     if config.old_logprobs == "sampler":
         for micro in batch.micro_batches:
             micro.old_logp = micro.sampler_logp
-    elif config.lora_dropout > 0:
+    elif config.lora_dropout > 0 or batch.parts > 1:  # a later part's first pass is no longer that of these weights
         fill_old(batch.micro_batches, setup.policy, setup.scorer)
     return batch, time.perf_counter() - start, kl
 

@@ -100,9 +100,10 @@ class RunFolder:
                 writer.write(row)
                 place += 1
 
-    def finish(self, results: dict[str, Any], model: nn.Module, tokenizer: Any) -> None:
-        """Write the model, then results.json: where the latter exists, the run is whole."""
-        save_model(model, tokenizer, self.path / "model")
+    def finish(self, results: dict[str, Any], model: nn.Module | None, tokenizer: Any) -> None:
+        """Write the model, if one is given, then results.json: where the latter exists, the run is whole."""
+        if model is not None:
+            save_model(model, tokenizer, self.path / "model")
         write_json(self.path / "results.json", results)
 
 
