@@ -21,6 +21,8 @@ _HOMES = {
     "DR_GRPO": "groupline.objective",
     "Engine": "groupline.sampling",
     "GRPO": "groupline.objective",
+    "GRPOConfig": "groupline.trl",
+    "GRPOTrainer": "groupline.trl",
     "GSPO": "groupline.objective",
     "Group": "groupline.records",
     "OBJECTIVES": "groupline.objective",
@@ -61,6 +63,8 @@ __all__ = [
     "Config",
     "ConfigError",
     "Engine",
+    "GRPOConfig",
+    "GRPOTrainer",
     "Group",
     "Objective",
     "Problem",
@@ -109,6 +113,7 @@ if TYPE_CHECKING:
     from groupline.rewards import Reward, RewardError
     from groupline.sampling import Engine
     from groupline.training.grpo import train
+    from groupline.trl import GRPOConfig, GRPOTrainer
 
 
 def __getattr__(name: str) -> Any:

@@ -93,7 +93,8 @@ def make_batch(
     off). skip_idle: leave answers with exactly no gradient out of the micro-batches. parts: optimiser steps that a pass
     is cut into: the answers are shuffled by the seed and shared out evenly, whatever their group. Weights are counted
     over the whole rollout, times `parts`, so every update divides by an average part and none by what fell into it.
-    Raises ValueError if groups differ in size, if parts does not divide the answers, or if a sampler's log-prob is not finite, naming the first.
+    Raises ValueError if groups differ in size, if parts does not divide the answers, or if a sampler's log-prob is not
+    finite, naming the first.
     """
     size = len(groups[0].rollouts)
     for g in groups:

@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|import-gguf`. Thin: parse, call, print."""
+"""The command line: `groupline train|eval|sft|import-gguf|compat`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
+  groupline compat                                    what becomes of each option of TRL's GRPOConfig
 
 `groupline train --help` lists every setting.
 """
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if args else 2
-    commands = {"train": _train, "eval": _eval, "sft": _sft, "import-gguf": _import_gguf}
+    commands = {"train": _train, "eval": _eval, "sft": _sft, "import-gguf": _import_gguf, "compat": _compat}
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
         return 2
@@ -111,6 +112,14 @@ def _import_gguf(args: Sequence[str]) -> int:
     from groupline.models.gguf import import_gguf
 
     print(f"saved in {import_gguf(given.file, given.folder)}")
+    return 0
+
+
+def _compat(args: Sequence[str]) -> int:
+    argparse.ArgumentParser(prog="groupline compat", description="Every option of TRL's GRPOConfig.").parse_args(args)
+    from groupline.trl.options import table
+
+    print(table())
     return 0
 
 

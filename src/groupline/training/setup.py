@@ -132,7 +132,9 @@ def prepare(
     for name, module in policy.named_modules():
         if config.lora_dropout and "lora_dropout" in name:
             module.train()
-    optimiser = Optimiser(policy, config, config.steps * config.num_iterations * config.updates_per_pass, precision.scale_gradients)
+    optimiser = Optimiser(
+        policy, config, config.steps * config.num_iterations * config.updates_per_pass, precision.scale_gradients
+    )
     reference = Reference(policy, fresh) if objective.beta > 0 else None
     engine = Engine(
         policy, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
@@ -140,7 +142,9 @@ def prepare(
     scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
-    tokens, why_tokens = _micro_batch_tokens(config, policy, precision, max(len(p.ids) for p in stream.prompted), scorer)
+    tokens, why_tokens = _micro_batch_tokens(
+        config, policy, precision, max(len(p.ids) for p in stream.prompted), scorer
+    )
     planned = PlannedConfig(**dict(config) | {"micro_batch_tokens": tokens})
     setup = Setup(
         planned, precision, tokenizer, policy, reference, objective, judges, stream, held,
@@ -245,6 +249,7 @@ def describe(setup: Setup) -> str:
     most = c.prompts_per_step * longest + answers * c.max_completion_length
     every = sum(p.numel() for p in setup.policy.parameters())
     trained = sum(p.numel() for p in setup.optimiser.parameters)
+    passes = c.num_iterations * c.updates_per_pass
     reference = "none (beta 0)" if setup.reference is None else f"{setup.reference.kind}, beta {o.beta:g} on {o.kl}"
     clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
     rows = [
@@ -254,7 +259,7 @@ def describe(setup: Setup) -> str:
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
                    f"row tokens in {-(-most // c.micro_batch_tokens)} micro-batches"),
         ("memory", f"at most {c.micro_batch_tokens:,} row tokens a micro-batch ({setup.why_tokens})"),
-        ("updates", f"{c.steps} steps x {c.num_iterations * c.updates_per_pass} = {c.steps * c.num_iterations * c.updates_per_pass}; at most "
+        ("updates", f"{c.steps} steps x {passes} = {c.steps * passes}; at most "
                     f"{c.steps * answers * c.max_completion_length:,} new tokens"),
         ("objective", f"{o.name}: baseline {o.baseline}, scale {o.scale} (ddof {o.ddof}), ratio {o.ratio}, {clip}, "
                       f"weight {o.token_weight}"),

@@ -67,7 +67,7 @@ HUB = {
     "hub_always_push": False, "hub_revision": None,
 }  # fmt: skip
 TRACKIO = {"trackio_space_id": None, "trackio_bucket_id": None, "trackio_static_space_id": None}
-EVAL_LOOP = {
+EVAL_LOOP: dict[str, Any] = {
     "per_device_eval_batch_size": 8, "prediction_loss_only": False, "eval_do_concat_batches": True,
     "eval_use_gather_object": False, "eval_accumulation_steps": None, "include_for_metrics": [],
     "batch_eval_metrics": False, "bf16_full_eval": False, "fp16_full_eval": False,
@@ -79,6 +79,10 @@ MEMORY = {
 }  # fmt: skip
 RESUME = {"ignore_data_skip": False, "restore_callback_states_from_checkpoint": False, "save_only_model": False}
 PRINTING = {"num_completions_to_print": None, "log_unique_prompts": False, "log_multimodal": True}
+
+SAPO = {"sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0}
+VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+ENTROPY = {"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2}
 
 OPTIONS: dict[str, Option] = {
     # Run
@@ -214,12 +218,11 @@ OPTIONS: dict[str, Option] = {
     "ref_model_mixup_alpha": yes(0.6),
     "ref_model_sync_steps": yes(512),
     "off_policy_mask_threshold": no(None, "keep num_iterations and steps_per_generation low instead"),
-    **all_moot({"sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0}, "loss_type sapo is refused"),
-    **all_moot({"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}, "loss_type vespo is refused"),
+    **all_moot(SAPO, "loss_type sapo is refused"),
+    **all_moot(VESPO, "loss_type vespo is refused"),
     "entropy_coef": no(0.0, "use epsilon_high, which leaves rare tokens more room"),
     "use_adaptive_entropy": no(False, "use epsilon_high, which leaves rare tokens more room"),
-    **dict(_Same({"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2},
-                 moot, "use_adaptive_entropy is refused")),
+    **all_moot(ENTROPY, "use_adaptive_entropy is refused"),
 }  # fmt: skip
 
 OLDER: dict[str, Option] = {  # not in TRL 1.16, but in scripts written for earlier releases
