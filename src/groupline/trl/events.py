@@ -28,6 +28,7 @@ class Events(Hooks):
         self.state, self.control = TrainerState(), TrainerControl()
         self.evaluate: Callable[[], Any] | None = None
         self.save: Callable[[], None] | None = None
+        self.sync: Callable[[], None] | None = None
         self.losses: list[float] = []
         self._since: list[Mapping[str, float]] = []
         self._per_epoch = 1
@@ -77,6 +78,8 @@ class Events(Hooks):
         self.state.epoch = self.state.global_step / self._per_epoch
         self._since.append({**metrics, "step_time": time.perf_counter() - self._began})
         self.losses.append(metrics["loss"])
+        if self.sync and self.state.global_step % self.args.ref_model_sync_steps == 0:
+            self.sync()
         self.call("on_step_end")
         self._follow()
         ended = self.control.should_training_stop or self.state.global_step >= self.state.max_steps

@@ -21,7 +21,7 @@ from groupline.records import SamplingParams
 from groupline.training.collect import collect, encode_problems
 from groupline.training.grpo import run
 from groupline.training.optim import Optimiser
-from groupline.training.setup import prepare, prompt_limit
+from groupline.training.setup import describe, prepare, prompt_limit
 from groupline.training.summary import summarise
 from groupline.trl.arguments import GRPOConfig, Plan
 from groupline.trl.events import Events
@@ -117,6 +117,8 @@ class GRPOTrainer:
         elif args.eval_strategy != "no":
             raise ConfigError(f'eval_strategy is "{args.eval_strategy}", and there is no eval_dataset; give one')
         self._events.save = self._checkpoint
+        if args.sync_ref_model:
+            self._events.sync = self._sync_reference
         self._events.call("on_init_end")
 
     @property
@@ -157,7 +159,7 @@ class GRPOTrainer:
         setup.config = setup.config.model_copy(update={"output_dir": str(folder)})
         scale = setup.precision.scale_gradients
         setup.optimiser = Optimiser(setup.policy, setup.config, self._plan.updates, scale)
-        setup.tokens_seen = 0
+        setup.tokens_seen, setup.plan = 0, describe(setup)
         events.start(self._plan, setup.optimiser)
         results = run(setup, hooks=events)
         if results["interrupted"]:
@@ -232,6 +234,10 @@ class GRPOTrainer:
         """`trainer_state.json` in the output folder."""
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         self.state.save_to_json(str(Path(self.args.output_dir) / "trainer_state.json"))
+
+    def _sync_reference(self) -> None:
+        assert self._setup.reference is not None  # beta is above 0: GRPOConfig has seen to it
+        self._setup.reference.mix_in(self.args.ref_model_mixup_alpha)
 
     def _checkpoint(self) -> None:
         root = Path(self.args.output_dir)
