@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import completion, group
 
 from groupline.batch import make_batch, rewards_tensor
-from groupline.objective import BNPO, DR_GRPO, GRPO, RLOO
+from groupline.objective import BNPO, DAPO, DR_GRPO, GRPO, RLOO
 from groupline.records import Group, Problem, Rollout
 
 PLAIN = GRPO.replace(beta=0.0)
@@ -243,3 +243,21 @@ def test_a_prompt_stands_once_in_a_row_where_its_group_fits():
 def test_groups_share_a_row_while_it_has_room():
     batch = make_batch(groups(*[(4, [2, 2], [0, 1])] * 4), PLAIN, budget=8, micro_batch_tokens=12)
     assert [len(m.row.input_ids) for m in batch.micro_batches] == [12, 12]
+
+
+def test_parts_of_a_pass_share_out_the_answers_and_double_their_weights():
+    groups = [
+        group("a", [1, 2], [[3], [4, 5], [6, 7, 8], [9]], [1, 0, 0.5, 0]),
+        group("b", [2], [[5]] * 4, [0, 1, 0, 0]),
+    ]
+    whole = make_batch(groups, DAPO, budget=4, micro_batch_tokens=100)
+    batch = make_batch(groups, DAPO, budget=4, micro_batch_tokens=100, parts=2, seed=3)
+    parts = [[i for m in part.micro_batches for i in m.answers] for part in batch.updates()]
+    assert [len(p) for p in parts] == [4, 4]
+    assert sorted(parts[0] + parts[1]) == list(range(8))
+    assert parts[0] != [0, 1, 2, 3]
+    assert {round(float(w), 6) for m in batch.micro_batches for w in m.weights} == {round(2 / 11, 6)}
+    assert {round(float(w), 6) for m in whole.micro_batches for w in m.weights} == {round(1 / 11, 6)}
+    assert torch.equal(batch.advantages, whole.advantages)
+    with pytest.raises(ValueError, match="8 answers cannot be shared out evenly over 3 updates"):
+        make_batch(groups, DAPO, budget=4, micro_batch_tokens=100, parts=3)

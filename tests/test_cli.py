@@ -85,7 +85,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("trian") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "groupline: there is no command 'trian'; commands: train, eval, sft, import-gguf\n"
+    assert said.err == "groupline: there is no command 'trian'; commands: train, eval, sft, import-gguf, compat\n"
 
 
 @pytest.mark.parametrize(

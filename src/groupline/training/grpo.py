@@ -32,12 +32,12 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
     configuration names. Ctrl-C ends training early with a loadable model and whole files.
     """
     check_unused(config)
-    return run(prepare(config, say, **given), say)
+    return run(config, prepare(config, say, **given), say)
 
 
-def run(setup: Setup, say: Say = print, hooks: Hooks | None = None) -> dict[str, Any]:
-    """The loop on a prepared setup; otherwise as `train`. hooks: called at its moments, and may end it."""
-    config, hooks = setup.config, hooks or Hooks()
+def run(config: Config, setup: Setup, say: Say = print, hooks: Hooks | None = None) -> dict[str, Any]:
+    """The loop on what `prepare` made of `config`; otherwise as `train`. hooks: called at its moments, and may end it."""
+    hooks = hooks or Hooks()
     with RunFolder(config) as folder:
         say(setup.plan)
         results = results_json(config, setup)

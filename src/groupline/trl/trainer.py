@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from groupline.config import ConfigError
 from groupline.evaluation import summarise_held_out
-from groupline.models.load import load_model, load_tokenizer
-from groupline.models.lora import fuse_lora, is_peft
 from groupline.records import SamplingParams
 from groupline.training.collect import collect, encode_problems
 from groupline.training.grpo import run
@@ -27,6 +24,7 @@ from groupline.trl.arguments import GRPOConfig, Plan
 from groupline.trl.events import Events
 from groupline.trl.judges import judges
 from groupline.trl.order import EpochStream, problems_of
+from groupline.trl.policy import adapter_dropout, load_policy
 
 NOT_TAKEN = {
     "tools": "an answer is one turn",
@@ -78,10 +76,10 @@ class GRPOTrainer:
             raise ConfigError("optimizers is not taken here: AdamW is set by the options of GRPOConfig")
         if train_dataset is None:
             raise ConfigError("train_dataset is missing; give a datasets.Dataset or a list of rows with a prompt")
-        policy, self.processing_class = _policy(model, processing_class, args, peft_config)
+        policy, self.processing_class = load_policy(model, processing_class, args, peft_config)
         rewards = judges(reward_funcs, args.reward_weights, lambda: self.state)
         plan_of_one = Plan(1, 1, 1, 1)
-        dropout = _adapter_dropout(policy)
+        dropout = adapter_dropout(policy)
         folder = Path(args.output_dir) / "runs" / "next"
         first = args.settings(plan_of_one, folder, dropout)
         self._limit = prompt_limit(first, policy)
@@ -100,8 +98,9 @@ class GRPOTrainer:
             objective = args.objective()
         except ValueError as error:
             raise ConfigError(f"GRPOConfig: {error}") from None
+        self._config = args.settings(self._plan, folder, dropout)
         self._setup = prepare(
-            args.settings(self._plan, folder, dropout),
+            self._config,
             model=policy,
             tokenizer=self.processing_class,
             rewards=rewards,
@@ -155,13 +154,13 @@ class GRPOTrainer:
                 "resume_from_checkpoint is not taken here: train from a saved folder by passing it as model"
             )
         setup, events, began = self._setup, self._events, time.perf_counter()
-        folder = _new_run(Path(self.args.output_dir) / "runs")
-        setup.config = setup.config.model_copy(update={"output_dir": str(folder)})
+        folder = {"output_dir": str(_new_run(Path(self.args.output_dir) / "runs"))}
+        setup.config = setup.config.model_copy(update=folder)
         scale = setup.precision.scale_gradients
         setup.optimiser = Optimiser(setup.policy, setup.config, self._plan.updates, scale)
         setup.tokens_seen, setup.plan = 0, describe(setup)
         events.start(self._plan, setup.optimiser)
-        results = run(setup, hooks=events)
+        results = run(self._config.model_copy(update=folder), setup, hooks=events)
         if results["interrupted"]:
             raise KeyboardInterrupt
         seconds, loss = time.perf_counter() - began, sum(events.losses) / max(1, len(events.losses))
@@ -261,39 +260,3 @@ def _new_run(parent: Path) -> Path:
         number += 1
         folder = parent / f"{stamp}-{number}"
     return folder
-
-
-def _policy(model: Any, tokenizer: Any, args: GRPOConfig, peft_config: Any) -> tuple[nn.Module, Any]:
-    """(the model to train, its tokenizer)."""
-    if isinstance(model, (str, Path)):
-        name = str(model)
-        policy: Any = load_model(name, trust_remote_code=args.trust_remote_code)
-    elif isinstance(model, nn.Module):
-        policy = model
-        name = getattr(getattr(model, "config", None), "_name_or_path", "")
-    else:
-        raise ConfigError(f"model is a {type(model).__name__}; give a transformers model, a PeftModel, or a folder")
-    if tokenizer is None:
-        if not name:
-            raise ConfigError("the model does not say where it is from; give its tokenizer as processing_class")
-        tokenizer = load_tokenizer(name, args.trust_remote_code)
-    if peft_config is not None:
-        if is_peft(policy):
-            raise ConfigError("the model has an adapter already; leave peft_config out to train it")
-        from peft import get_peft_model
-
-        torch.manual_seed(args.seed)
-        policy = get_peft_model(policy, peft_config)
-        fuse_lora(policy)
-    if args.sync_ref_model and is_peft(policy):
-        raise ConfigError("sync_ref_model needs the training of all weights; leave it out with an adapter")
-    for parameter in policy.parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.float()  # updates of a small learning rate would vanish in half precision
-    return policy, tokenizer
-
-
-def _adapter_dropout(policy: Any) -> float:
-    if not is_peft(policy):
-        return 0.0
-    return max((float(getattr(c, "lora_dropout", 0.0) or 0.0) for c in policy.peft_config.values()), default=0.0)
