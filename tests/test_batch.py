@@ -20,7 +20,7 @@ from groupline.batch import (
     rewards_tensor,
 )
 from groupline.models.memory import free_memory
-from groupline.objective import BNPO, DR_GRPO, GRPO, RLOO
+from groupline.objective import BNPO, DAPO, DR_GRPO, GRPO, RLOO
 from groupline.records import Group, Problem, Rollout
 
 PLAIN = GRPO.replace(beta=0.0)
@@ -286,3 +286,21 @@ def test_activation_bytes_by_hand():
 def test_free_memory_here_is_some_and_less_than_all():
     free = free_memory(torch.device("cpu"))
     assert 0 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_parts_of_a_pass_share_out_the_answers_and_double_their_weights():
+    groups = [
+        group("a", [1, 2], [[3], [4, 5], [6, 7, 8], [9]], [1, 0, 0.5, 0]),
+        group("b", [2], [[5]] * 4, [0, 1, 0, 0]),
+    ]
+    whole = make_batch(groups, DAPO, budget=4, micro_batch_tokens=100)
+    batch = make_batch(groups, DAPO, budget=4, micro_batch_tokens=100, parts=2, seed=3)
+    parts = [[i for m in part.micro_batches for i in m.answers] for part in batch.updates()]
+    assert [len(p) for p in parts] == [4, 4]
+    assert sorted(parts[0] + parts[1]) == list(range(8))
+    assert parts[0] != [0, 1, 2, 3]
+    assert {round(float(w), 6) for m in batch.micro_batches for w in m.weights} == {round(2 / 11, 6)}
+    assert {round(float(w), 6) for m in whole.micro_batches for w in m.weights} == {round(1 / 11, 6)}
+    assert torch.equal(batch.advantages, whole.advantages)
+    with pytest.raises(ValueError, match="8 answers cannot be shared out evenly over 3 updates"):
+        make_batch(groups, DAPO, budget=4, micro_batch_tokens=100, parts=3)

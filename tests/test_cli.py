@@ -85,7 +85,8 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("trian") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "groupline: there is no command 'trian'; commands: train, eval, sft, merge, import-gguf\n"
+    commands = "train, eval, sft, merge, import-gguf, compat"
+    assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 
 
 @pytest.mark.parametrize(

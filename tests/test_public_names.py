@@ -13,7 +13,8 @@ import pytest
 import groupline
 
 RELIED_ON = {
-    "BNPO", "CISPO", "Config", "DAPO", "DR_GRPO", "Engine", "GRPO", "GSPO", "Objective", "REINFORCE", "RLOO",
+    "BNPO", "CISPO", "Config", "DAPO", "DR_GRPO", "Engine", "GRPO", "GRPOConfig", "GRPOTrainer", "GSPO", "Objective",
+    "REINFORCE", "RLOO",
     "SamplingParams", "evaluate", "group_advantages", "kl", "pass_at_k", "rewards", "train", "wilson_interval",
 }  # fmt: skip
 

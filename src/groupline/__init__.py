@@ -21,6 +21,8 @@ _HOMES = {
     "DR_GRPO": "groupline.objective",
     "Engine": "groupline.sampling",
     "GRPO": "groupline.objective",
+    "GRPOConfig": "groupline.trl",
+    "GRPOTrainer": "groupline.trl",
     "GSPO": "groupline.objective",
     "Group": "groupline.records",
     "OBJECTIVES": "groupline.objective",
@@ -62,6 +64,8 @@ __all__ = [
     "Config",
     "ConfigError",
     "Engine",
+    "GRPOConfig",
+    "GRPOTrainer",
     "Group",
     "Objective",
     "Problem",
@@ -112,6 +116,7 @@ if TYPE_CHECKING:
     from groupline.sampling import Engine
     from groupline.tasks import read_problems
     from groupline.training.grpo import train
+    from groupline.trl import GRPOConfig, GRPOTrainer
 
 
 def __getattr__(name: str) -> Any:

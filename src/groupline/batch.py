@@ -6,8 +6,9 @@ Legend: S answers of the step, s answers of a micro-batch, M scored tokens of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class MicroBatch:
     """One packed row and what its tokens are trained with.
 
     old_logp and ref_logp [M] are filled by the trainer: by the first pass (or the sampler), and by the reference pass.
-    answers: places of the row's answers in the step, group by group.
+    importance [M], if any, multiplies the policy term and not the KL.
+    answers: places of the row's answers in the step, group by group. part: number of the update that it belongs to.
     """
 
     row: PackedRow
@@ -38,6 +40,8 @@ class MicroBatch:
     sampler_logp: Tensor  # [M]
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
+    importance: Tensor | None = None
+    part: int = 0
 
 
 @dataclass
@@ -52,10 +56,16 @@ class Batch:
     advantages: Tensor
     lengths: Tensor
     skipped: int
+    parts: int = 1
     row_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.row_tokens = sum(len(m.row.input_ids) for m in self.micro_batches)
+
+    def updates(self) -> Iterator[Batch]:
+        """This batch as one pass trains on it: what each optimiser step takes, in order."""
+        for part in range(self.parts):
+            yield replace(self, micro_batches=[m for m in self.micro_batches if m.part == part])
 
 
 def rewards_tensor(groups: Sequence[Group]) -> Tensor:
@@ -73,13 +83,18 @@ def make_batch(
     device: torch.device | str = "cpu",
     rewards: Tensor | None = None,
     skip_idle: bool = True,
+    parts: int = 1,
+    seed: int | str = 0,
 ) -> Batch:
     """Advantages, weights and packed micro-batches of one step.
 
     budget: most tokens of an answer (`per_budget`'s constant). micro_batch_tokens: most row tokens of a micro-batch; a
     larger group is split by answers, its prompt repeated. rewards [S]: in place of the groups' own (a KL penalty taken
-    off). skip_idle: leave answers with exactly no gradient out of the micro-batches.
-    Raises ValueError if groups differ in size, or if a sampler's log-prob is not finite, naming the first.
+    off). skip_idle: leave answers with exactly no gradient out of the micro-batches. parts: optimiser steps that a pass
+    is cut into: the answers are shuffled by the seed and shared out evenly, whatever their group. Weights are counted
+    over the whole rollout, times `parts`, so every update divides by an average part and none by what fell into it.
+    Raises ValueError if groups differ in size, if parts does not divide the answers, or if a sampler's log-prob is not
+    finite, naming the first.
     """
     size = len(groups[0].rollouts)
     for g in groups:
@@ -100,18 +115,36 @@ def make_batch(
     )
     masked = [objective.mask_truncated and c.finish_reason == "length" for c in completions]
     lengths = torch.tensor([0 if out else len(c.ids) for c, out in zip(completions, masked, strict=True)])
-    weights = token_weights(lengths, objective.token_weight, budget=budget, dtype=torch.float64)
+    weights = parts * token_weights(
+        lengths, objective.token_weight, budget=budget, count_masked=objective.count_masked, dtype=torch.float64
+    )
+    skip_idle &= objective.top_entropy == 1  # the threshold is a quantile over every trained token
     idle = advantages == 0 if skip_idle and _kl_free(objective) else torch.zeros(len(completions), dtype=torch.bool)
     used = ((lengths > 0) & ~idle).tolist()
-    items: list[tuple[list[int], int]] = []
-    for b in range(len(groups)):
-        alive = [i for i in range(b * size, (b + 1) * size) if used[i]]
-        items += _split(alive, completions, micro_batch_tokens)
-    micro = [
-        _micro_batch(answers, completions, size, advantages, weights, device)
-        for answers in _bins(items, micro_batch_tokens)
-    ]
-    return Batch(micro, advantages, lengths, skipped=len(used) - sum(used))
+    part_of = _share_out(len(used), parts, seed)
+    micro = []
+    for part in range(parts):
+        items: list[tuple[list[int], int]] = []
+        for b in range(len(groups)):
+            alive = [i for i in range(b * size, (b + 1) * size) if used[i] and part_of[i] == part]
+            items += _split(alive, completions, micro_batch_tokens)
+        for answers in _bins(items, micro_batch_tokens):
+            micro.append(_micro_batch(answers, completions, size, advantages, weights, device))
+            micro[-1].part = part
+    return Batch(micro, advantages, lengths, skipped=len(used) - sum(used), parts=parts)
+
+
+def _share_out(answers: int, parts: int, seed: int | str) -> list[int]:
+    """The part that each answer belongs to."""
+    if answers % parts:
+        raise ValueError(f"make_batch: {answers} answers cannot be shared out evenly over {parts} updates a pass")
+    order = list(range(answers))
+    if parts > 1:
+        random.Random(f"parts/{seed}").shuffle(order)
+    found = [0] * answers
+    for place, i in enumerate(order):
+        found[i] = place * parts // answers
+    return found
 
 
 def _kl_free(objective: Objective) -> bool:

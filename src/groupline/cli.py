@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|merge|import-gguf`. Thin: parse, call, print."""
+"""The command line: `groupline train|eval|sft|merge|import-gguf|compat`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
+  groupline compat                                    what becomes of each option of TRL's GRPOConfig
 
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
 """
@@ -35,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if args else 2
-    commands = {"train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf}
+    commands = {
+        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat
+    }  # fmt: skip
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
         return 2
@@ -156,6 +159,14 @@ def _merge(args: Sequence[str]) -> int:
     from groupline.models.merge import merge_adapter
 
     print(f"saved in {merge_adapter(given.adapter, given.out, given.trust_remote_code)}")
+    return 0
+
+
+def _compat(args: Sequence[str]) -> int:
+    argparse.ArgumentParser(prog="groupline compat", description="Every option of TRL's GRPOConfig.").parse_args(args)
+    from groupline.trl.options import table
+
+    print(table())
     return 0
 
 

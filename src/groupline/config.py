@@ -183,8 +183,12 @@ class Config(RunSettings):
     """1: sample standard deviation; 0: population."""
     mask_truncated_completions: bool | None = None
     """Leave answers without an end out of the loss."""
+    top_entropy_quantile: Fraction01 | None = None
+    """Share of the tokens, those of highest entropy, that keep their policy term."""
     num_iterations: Positive = 1
-    """Optimiser steps on each rollout."""
+    """Passes over each rollout."""
+    updates_per_pass: Positive = 1
+    """Optimiser steps that a pass over a rollout is cut into, its answers shuffled."""
     old_logprobs: Literal["recompute", "sampler"] = "recompute"
     """Where the ratio's denominator comes from: the first training pass itself, or the sampler."""
 
@@ -230,14 +234,9 @@ class Config(RunSettings):
                 "old_logprobs is sampler, but top_p, top_k or min_p make the sampler's log-probs those of another "
                 "distribution; use old_logprobs: recompute, or no filter"
             )
-        if (
-            self.rewards is not None
-            and self.reward_weights is not None
-            and len(self.rewards) != len(self.reward_weights)
-        ):
-            problems.append(
-                f"{len(self.rewards)} rewards but {len(self.reward_weights)} reward_weights; give one for each"
-            )
+        given, weights = self.rewards, self.reward_weights
+        if given is not None and weights is not None and len(given) != len(weights):
+            problems.append(f"{len(given)} rewards but {len(weights)} reward_weights; give one for each")
         if self.rewards == ():
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:

@@ -52,6 +52,17 @@ class Reference:
         with eval_mode(self.policy), self._starting_weights():
             yield self.policy
 
+    @torch.no_grad()
+    def mix_in(self, share: float) -> None:
+        """Move the reference's weights this share of the way to the policy's (TR-DPO, arXiv 2404.09656).
+
+        ValueError unless the reference is a frozen copy.
+        """
+        if self.kind != "frozen copy":
+            raise ValueError(f"the reference is the {self.kind}; only that of a full fine-tune can follow the policy")
+        for held, trained in zip(self._copy.parameters(), self.policy.parameters(), strict=True):
+            held.lerp_(trained, share)
+
     @contextmanager
     def _starting_weights(self) -> Iterator[None]:
         if self.kind == "adapter off":

@@ -34,6 +34,9 @@ class Objective:
     kl_times_ratio: a KL in the loss is multiplied by the ratio, which makes its gradient that of the KL itself
     (arXiv 2512.02556).
     mask_truncated: answers cut at the token limit are not trained on and leave the denominators (see `token_weights`).
+    count_masked: whether such answers stay in the denominators all the same; None is the token weight's own choice.
+    top_entropy: the share of tokens, those of highest entropy, that keep their policy term (arXiv 2506.01939); a KL in
+    the loss holds for every token. 1 keeps all.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Objective:
     beta: float = 0.0
     kl_times_ratio: bool = False
     mask_truncated: bool = False
+    count_masked: bool | None = None
+    top_entropy: float = 1.0
 
     def __post_init__(self) -> None:
         def refuse(field: str, accepted: str) -> None:
@@ -86,6 +91,8 @@ class Objective:
                 refuse("delta", 'it applies to form "surrogate"; use clip_high to bound a detached ratio')
             if not 1 < self.delta < float("inf"):
                 refuse("delta", "it must be above 1 (and is of use above 1 + clip_high), or None for no bound")
+        if not 0 < self.top_entropy <= 1:
+            refuse("top_entropy", "it must be above 0 and at most 1")
         if not 0 <= self.beta < float("inf"):
             refuse("beta", "it must be 0 or positive")
         if self.beta > 0 and self.kl == "none":

@@ -11,8 +11,8 @@ from groupline.rewards.per_sample import reward_notes
 from groupline.rewards.registry import get_reward, reward_list
 
 __all__ = [
-    "MathVerify",
     "Judging",
+    "MathVerify",
     "Reward",
     "RewardError",
     "RewardFunction",

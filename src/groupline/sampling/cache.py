@@ -226,3 +226,26 @@ def _sources(answers: Sequence[Answer], before: Sequence[Answer]) -> list[int]:
     if any(id(a) in places for a in answers[len(sources) :]):
         raise ValueError("DecodePlan: new answers must take ended ones' rows or come last")
     return sources
+
+
+def fewer_rows(rows: int) -> int:
+    """So few live rows of `rows` that leaving the ended ones out pays: an eighth less, at counts products run well on."""
+    if rows <= 4:
+        return rows - 1
+    if rows <= 16:
+        return 4 if rows <= 8 else 8
+    return rows * 7 // 8 // 8 * 8
+
+
+def arrange_rows(rows: Sequence[Answer], live: Sequence[Answer]) -> list[Answer]:
+    """The next plan's rows: live ones where they are, new ones in place of ended ones, then at the end."""
+    known = set(map(id, rows))
+    new = [a for a in live if id(a) not in known]
+    alive = set(map(id, live))
+    if len(live) > fewer_rows(len(rows)):
+        kept = list(rows)
+        ended = [i for i, a in enumerate(rows) if id(a) not in alive]
+        for place, answer in zip(ended, new, strict=False):
+            kept[place] = answer
+        return [a for a in kept if a.pages] + new[len(ended) :]
+    return [a for a in rows if id(a) in alive] + new

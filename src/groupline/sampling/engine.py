@@ -22,7 +22,7 @@ from groupline.models.packing import decoder, why_not_shared
 from groupline.models.products import Prepacked, can_prepack, linear, use_linear, worth_prepacking
 from groupline.records import Completion, SamplingParams
 from groupline.sampling.blocks import PagePool
-from groupline.sampling.cache import DecodePlan, PromptCache
+from groupline.sampling.cache import DecodePlan, PromptCache, arrange_rows, fewer_rows
 from groupline.sampling.choose import choose
 from groupline.sampling.direct import DirectStep, direct_step
 from groupline.sampling.draft import Drafts, OnGroup
@@ -174,8 +174,8 @@ class Engine:
                 self.static.burst(scheduler, drafts, cache)
                 continue
             changed = bool(step.started or step.preempted)
-            if plan is None or changed or plan.span >= plan.room or len(live) <= _fewer(len(plan.answers)):
-                rows = live if plan is None else _arrange(plan.answers, live)
+            if plan is None or changed or plan.span >= plan.room or len(live) <= fewer_rows(len(plan.answers)):
+                rows = live if plan is None else arrange_rows(plan.answers, live)
                 plan = DecodePlan(cache, rows, scheduler.width * self.page_size, plan)
             else:
                 plan.step()
@@ -277,26 +277,3 @@ def _default_keys(prompts: Sequence[Sequence[int]]) -> list[str]:
         seen[ids] = seen.get(ids, -1) + 1
         keys.append(f"{ids}#{seen[ids]}")
     return keys
-
-
-def _fewer(rows: int) -> int:
-    """So few live rows of `rows` that leaving the ended ones out pays: an eighth less, at counts products run well on."""
-    if rows <= 4:
-        return rows - 1
-    if rows <= 16:
-        return 4 if rows <= 8 else 8
-    return rows * 7 // 8 // 8 * 8
-
-
-def _arrange(rows: Sequence[Answer], live: Sequence[Answer]) -> list[Answer]:
-    """The next plan's rows: live ones where they are, new ones in place of ended ones, then at the end."""
-    known = set(map(id, rows))
-    new = [a for a in live if id(a) not in known]
-    alive = set(map(id, live))
-    if len(live) > _fewer(len(rows)):
-        kept = list(rows)
-        ended = [i for i, a in enumerate(rows) if id(a) not in alive]
-        for place, answer in zip(ended, new, strict=False):
-            kept[place] = answer
-        return [a for a in kept if a.pages] + new[len(ended) :]
-    return [a for a in rows if id(a) in alive] + new

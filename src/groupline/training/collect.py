@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from groupline.chat import completion_text, encode_prompt, prompt_text, template_prefill
 from groupline.config import ConfigError, RunSettings
@@ -48,6 +48,17 @@ def encode_problems(
     if problems and not kept:
         raise ConfigError(f"all {len(problems)} prompts are over the limit of {limit} tokens")
     return kept, len(problems) - len(kept)
+
+
+class Stream(Protocol):
+    """Which prompts each step takes."""
+
+    @property
+    def prompted(self) -> Sequence[Prompted]: ...
+
+    def take(self, step: int, count: int) -> list[Prompted]:
+        """The prompts of step `step` (from 0), `count` of them unless an epoch ends early."""
+        ...
 
 
 class ProblemStream:

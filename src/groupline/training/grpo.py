@@ -18,7 +18,9 @@ from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.card import model_card
+from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import collect
+from groupline.training.hooks import Hooks
 from groupline.training.optim import NonFinite
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
 from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
@@ -40,7 +42,17 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
     found = find_checkpoint(config, say)
     if config.resume is False:
         check_unused(config)
-    setup = prepare(config, say, **given)
+    return run(config, prepare(config, say, **given), say, found=found)
+
+
+def run(
+    config: Config, setup: Setup, say: Say = print, hooks: Hooks | None = None, found: Checkpoint | None = None
+) -> dict[str, Any]:
+    """The loop on what `prepare` made of `config`; otherwise as `train`.
+
+    hooks: called at its moments, and may end it. found: the checkpoint to go on from.
+    """
+    hooks = hooks or Hooks()
     results, origin = (results_json(config, setup), origin_of(setup)) if found is None else restore(found, setup, say)
     if config.resume is True and found is None:
         clear_unsaved(Path(config.output_dir))
@@ -52,31 +64,38 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
             if found is None:
                 results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
             for step in range(found.step if found else 0, config.steps):
-                metrics = _step(setup, folder, step)
+                metrics = _step(setup, folder, step, hooks)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics))
-                last = step + 1 == config.steps
+                last = step + 1 == config.steps or hooks.stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
                 keeper.after_step(step + 1, results)
+                if last:
+                    break
         except KeyboardInterrupt:
             results["interrupted"] = True
             say(f"interrupted after {len(results['steps'])} steps: saving the model as it is")
         except NonFinite as error:
             results["error"] = str(error)
-            folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
-            saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
-            raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
+            if hooks.keeps_model:
+                folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
+                saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
+                raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
+            folder.finish(results, None, setup.tokenizer)
+            raise
         except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
             raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
-        folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
+        kept = setup.policy if hooks.keeps_model else None
+        folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
         return results
 
 
-def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
+def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str, Any]:
     config, began = setup.config, time.perf_counter()
     logged: dict[str, float] = {}
+    hooks.update_begin()
     groups, seconds = collect(
         setup.stream.take(step, config.prompts_per_step),
         setup.engine,
@@ -90,23 +109,30 @@ def _step(setup: Setup, folder: RunFolder, step: int) -> dict[str, Any]:
         log=logged.update,
     )
     setup.engine.release()
-    batch, seconds["reference"], kl = _batch(setup, groups)
+    batch, seconds["reference"], kl = _batch(setup, groups, step)
+    hooks.rollout_end(groups, batch)
     start = time.perf_counter()
+    summary = summarise(groups, setup.rewards[0].name)
+    setup.tokens_seen += int(summary["num_prompt_tokens"] + summary["num_completion_tokens"])
+    summary |= {"num_tokens": setup.tokens_seen} | ({} if kl is None else {"kl": kl})
     facts: dict[str, float] = {}
-    for _ in range(config.num_iterations):
+    for number, part in enumerate(part for _ in range(config.num_iterations) for part in batch.updates()):
+        if number:
+            hooks.update_begin()
         facts = train_step(
-            setup.policy, setup.optimiser, batch, setup.objective, setup.scorer, comparable=not setup.sampling.filters
+            setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=not setup.sampling.filters
         )
+        hooks.update_end(facts if number else facts | summary)
+        if hooks.stop:
+            break
     setup.engine.load_weights(setup.policy, version=step + 1)
     seconds["train"] = time.perf_counter() - start
     total = time.perf_counter() - began
-    metrics = summarise(groups, setup.rewards[0].name) | facts | ({} if kl is None else {"kl": kl})
+    metrics = facts | summary
     tokens = metrics["num_completion_tokens"]
-    setup.tokens_seen += int(metrics["num_prompt_tokens"] + tokens)
     metrics |= {
         "step": step + 1,
         "epoch": (step + 1) * config.prompts_per_step / len(setup.stream.prompted),
-        "num_tokens": setup.tokens_seen,
         "step_time": total,
         "answers_skipped": batch.skipped,
         "micro_batches": len(batch.micro_batches),
@@ -126,7 +152,7 @@ def _state(setup: Setup, step: int) -> RunState:
     return RunState(global_step=step, max_steps=setup.config.steps, epoch=epoch)
 
 
-def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | None]:
+def _batch(setup: Setup, groups: list[Group], step: int) -> tuple[Batch, float, float | None]:
     """(the step's batch with its reference log-probs, seconds for them, mean KL if it was taken from the reward)."""
     config, objective, start = setup.config, setup.objective, time.perf_counter()
 
@@ -139,6 +165,8 @@ def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | Non
             device=setup.precision.device,
             rewards=rewards,
             skip_idle=skip_idle,
+            parts=config.updates_per_pass,
+            seed=f"{config.seed}/{step}",
         )
 
     kl: float | None = None
@@ -156,7 +184,7 @@ def _batch(setup: Setup, groups: list[Group]) -> tuple[Batch, float, float | Non
     if config.old_logprobs == "sampler":
         for micro in batch.micro_batches:
             micro.old_logp = micro.sampler_logp
-    elif config.lora_dropout > 0:
+    elif config.lora_dropout > 0 or batch.parts > 1:  # a later part's first pass is no longer that of these weights
         fill_old(batch.micro_batches, setup.policy, setup.scorer)
     return batch, time.perf_counter() - start, kl
 

@@ -134,9 +134,13 @@ class RunFolder:
                 writer.write(row)
                 place += 1
 
-    def finish(self, results: dict[str, Any], model: nn.Module, tokenizer: Any, card: str | None = None) -> None:
-        """Write the model, then results.json: where the latter exists, the run is whole. card: the model's README.md."""
-        save_model(model, tokenizer, self.path / "model", card)
+    def finish(self, results: dict[str, Any], model: nn.Module | None, tokenizer: Any, card: str | None = None) -> None:
+        """Write the model, if one is given, then results.json: where the latter exists, the run is whole.
+
+        card: the model's README.md.
+        """
+        if model is not None:
+            save_model(model, tokenizer, self.path / "model", card)
         write_json(self.path / "results.json", results)
 
 

@@ -21,7 +21,7 @@ from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
 from groupline.tasks.task import get_task
-from groupline.training.collect import ProblemStream, Prompted, encode_problems
+from groupline.training.collect import ProblemStream, Prompted, Stream, encode_problems
 from groupline.training.optim import Optimiser
 from groupline.training.step import Scorer
 
@@ -45,7 +45,7 @@ class Setup:
     reference: Reference | None
     objective: Objective
     rewards: list[Reward]
-    stream: ProblemStream
+    stream: Stream
     held_out: list[Prompted]
     dropped: int
     sampling: SamplingParams
@@ -79,9 +79,20 @@ def prepare(
     rewards: Sequence[Reward] | None = None,
     problems: Iterable[Any] | None = None,
     held_out: Iterable[Any] | None = None,
+    objective: Objective | None = None,
+    stream: Stream | None = None,
 ) -> Setup:
-    """Load, check and connect. Raises before any training; every message names what to change."""
-    objective = objective_of(config)
+    """Load, check and connect. Raises before any training; every message names what to change.
+
+    objective: in place of the row that the configuration names. stream: prompts that are encoded already, in an order
+    of their own, in place of `problems`.
+    """
+    objective = objective or objective_of(config)
+    if config.prompts_per_step * config.num_generations % config.updates_per_pass:
+        raise ConfigError(
+            f"updates_per_pass is {config.updates_per_pass}; it must divide the {config.prompts_per_step} x "
+            f"{config.num_generations} answers of a step"
+        )
     if objective.kl_place == "reward" and objective.beta > 0 and sampling_of(config).filters:
         raise ConfigError(
             f"objective {objective.name} takes its KL from the sampler's log-probs, and top_p, top_k or min_p make those "
@@ -91,7 +102,10 @@ def prepare(
     judges = list(rewards) if rewards is not None else judges_of(config)
     Judging(judges)  # raises for what could not be called later
     wanted = min(MOST_PROBLEMS, config.steps * config.prompts_per_step)
-    train_on = training_problems(config, wanted) if problems is None else given_problems(config, problems)
+    if stream is not None:
+        train_on = [p.problem for p in stream.prompted]
+    else:
+        train_on = training_problems(config, wanted) if problems is None else given_problems(config, problems)
     measure_on = (
         held_out_problems(config, config.eval_problems) if held_out is None else given_problems(config, held_out)
     )
@@ -103,7 +117,10 @@ def prepare(
     policy: Any = model if model is not None else load_model(config.model, trust_remote_code=config.trust_remote_code)
     policy = policy.to(precision.device)
     limit = prompt_limit(config, policy)
-    prompted, dropped = encode_problems(train_on, tokenizer, config, limit)
+    dropped = 0
+    if stream is None:
+        prompted, dropped = encode_problems(train_on, tokenizer, config, limit)
+        stream = ProblemStream(prompted, config.seed)
     held, dropped_held = encode_problems(measure_on, tokenizer, config, limit)
     fresh = config.lora_r > 0
     if fresh:
@@ -119,7 +136,9 @@ def prepare(
     for name, module in policy.named_modules():
         if config.lora_dropout and "lora_dropout" in name:
             module.train()
-    optimiser = Optimiser(policy, config, config.steps * config.num_iterations, precision.scale_gradients)
+    optimiser = Optimiser(
+        policy, config, config.steps * config.num_iterations * config.updates_per_pass, precision.scale_gradients
+    )
     reference = Reference(policy, fresh) if objective.beta > 0 else None
     engine = Engine(
         policy, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
@@ -127,10 +146,12 @@ def prepare(
     scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
-    tokens, why_tokens = _micro_batch_tokens(config, policy, precision, max(len(p.ids) for p in prompted), scorer)
+    tokens, why_tokens = _micro_batch_tokens(
+        config, policy, precision, max(len(p.ids) for p in stream.prompted), scorer
+    )
     planned = PlannedConfig(**dict(config) | {"micro_batch_tokens": tokens})
     setup = Setup(
-        planned, precision, tokenizer, policy, reference, objective, judges, ProblemStream(prompted, config.seed), held,
+        planned, precision, tokenizer, policy, reference, objective, judges, stream, held,
         dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
         why_tokens,
     )  # fmt: skip
@@ -148,6 +169,7 @@ def objective_of(config: Config) -> Objective:
         "scale": config.scale_rewards,
         "ddof": config.ddof,
         "mask_truncated": config.mask_truncated_completions,
+        "top_entropy": config.top_entropy_quantile,
         "beta": config.beta,
     }
     try:
@@ -238,6 +260,7 @@ def describe(setup: Setup) -> str:
     most = c.prompts_per_step * longest + answers * c.max_completion_length
     every = sum(p.numel() for p in setup.policy.parameters())
     trained = sum(p.numel() for p in setup.optimiser.parameters)
+    passes = c.num_iterations * c.updates_per_pass
     reference = "none (beta 0)" if setup.reference is None else f"{setup.reference.kind}, beta {o.beta:g} on {o.kl}"
     clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
     rows = [
@@ -247,7 +270,7 @@ def describe(setup: Setup) -> str:
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
                    f"row tokens in {-(-most // c.micro_batch_tokens)} micro-batches"),
         ("memory", f"at most {c.micro_batch_tokens:,} row tokens a micro-batch ({setup.why_tokens})"),
-        ("updates", f"{c.steps} steps x {c.num_iterations} = {c.steps * c.num_iterations}; at most "
+        ("updates", f"{c.steps} steps x {passes} = {c.steps * passes}; at most "
                     f"{c.steps * answers * c.max_completion_length:,} new tokens"),
         ("objective", f"{o.name}: baseline {o.baseline}, scale {o.scale} (ddof {o.ddof}), ratio {o.ratio}, {clip}, "
                       f"weight {o.token_weight}"),

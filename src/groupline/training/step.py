@@ -5,7 +5,7 @@ Legend: M scored tokens of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -73,6 +73,20 @@ def fill_old(micro_batches: Iterable[MicroBatch], policy: nn.Module, scorer: Sco
             micro.old_logp = scorer(policy, micro.row)[0]
 
 
+@torch.no_grad()
+def keep_top_entropy(micro_batches: Sequence[MicroBatch], policy: nn.Module, scorer: Scorer, share: float) -> None:
+    """importance of every micro-batch: 1 for the share of all their tokens with the highest entropy, 0 for others.
+
+    The entropies are those of the weights as they are now, in a pass of its own without dropout (arXiv 2506.01939).
+    """
+    with eval_mode(policy):
+        entropies = [scorer(policy, micro.row)[1].float() for micro in micro_batches]
+    if entropies:
+        threshold = torch.quantile(torch.cat(entropies), 1 - share)
+        for micro, entropy in zip(micro_batches, entropies, strict=True):
+            micro.importance = (entropy >= threshold).float()
+
+
 @dataclass
 class StepFacts:
     """Sums over the trained tokens of one optimiser step."""
@@ -133,6 +147,8 @@ def train_step(
     Raises NonFinite, naming the answers, if a log-prob or loss is not finite; no weight has changed then.
     """
     facts = StepFacts()
+    if objective.top_entropy < 1:
+        keep_top_entropy(batch.micro_batches, policy, scorer, objective.top_entropy)
     for micro in batch.micro_batches:
         loss, logp, entropy = _forward(policy, micro, objective, scorer, optimiser.scale)
         per_token, policy_facts = _per_token(logp, micro, objective)
@@ -172,6 +188,7 @@ def _per_token(
         sequence=micro.row.sequence[rows],
         num_sequences=micro.row.num_sequences,
         ref_logp=None if micro.ref_logp is None else micro.ref_logp[rows],
+        importance=None if micro.importance is None else micro.importance[rows],
     )
 
 
