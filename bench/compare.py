@@ -82,7 +82,8 @@ def write(args: argparse.Namespace, machine: Runs, runs: Mapping[tuple[str, str]
     for name in WORKLOADS:
         if (name, "peer") in runs:
             entry = compare(WORKLOADS[name], runs[name, "ours"], runs[name, "peer"], facts, args.model)
-            results["workloads"][name] = entry | when
+            rates = {k: facts[k] for k in ("matrix_gflops", "bandwidth_gb_s")}
+            results["workloads"][name] = entry | rates | when
         if (name, ENGINES[-1]) in runs:
             entry = {system: summary(runs[name, system]) for system in ENGINES}
             for system in ENGINES[1:]:
