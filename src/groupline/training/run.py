@@ -68,7 +68,9 @@ def clear_unsaved(folder: Path) -> None:
 
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
-    return path.name in ("config.yaml", ".config.yaml.new", *ROWS) or path.name.startswith((".checkpoint-", ".model-"))
+    return path.name in ("config.yaml", ".config.yaml.new", PLAN, *ROWS) or path.name.startswith(
+        (".checkpoint-", ".model-")
+    )
 
 
 class RunFolder:
