@@ -28,7 +28,8 @@ def reward_correct(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
     return [float(str(a) in c[0]["content"]) for c, a in zip(completions, answer, strict=True)]
 
 
-def reward_format(completions: Any, **kwargs: Any) -> list[float]:
+def reward_format(completions: Any, log_metric: Any, **kwargs: Any) -> list[float]:
+    log_metric("answers_scored", len(completions))
     return [len(c[0]["content"]) % 7 / 7 for c in completions]
 
 
@@ -124,8 +125,10 @@ def test_the_script_of_the_running_case(tmp_path: Path, start: Path, tokenizer: 
                 "completions/mean_length", "completions/clipped_ratio", "frac_reward_zero_std", "learning_rate",
                 "clip_ratio/high_mean", "num_tokens", "step_time", "epoch"):  # fmt: skip
         assert all(key in row for row in logged), key
+    assert [row["answers_scored"] for row in logged] == [8.0, 8.0]  # by log_metric
     assert [row["learning_rate"] for row in logged] == pytest.approx([7.5e-3, 2.5e-3])  # linear, as TRL's default
     measured = run.evaluate()
+    assert measured["eval_answers_scored"] == 8.0
     assert {"eval_reward", "eval_rewards/reward_format/mean", "eval_pass@1", "eval_pass@4"} <= set(measured)
     assert {k: v for k, v in run.state.log_history[-1].items() if k in measured} == measured
     run.save_model()

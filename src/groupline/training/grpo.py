@@ -122,7 +122,7 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str,
         facts = train_step(
             setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=not setup.sampling.filters
         )
-        hooks.update_end(facts if number else facts | summary)
+        hooks.update_end(facts if number else with_logged(facts | summary, logged))
         if hooks.stop:
             break
     setup.engine.load_weights(setup.policy, version=step + 1)

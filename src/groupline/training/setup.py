@@ -264,7 +264,7 @@ def describe(setup: Setup) -> str:
     reference = "none (beta 0)" if setup.reference is None else f"{setup.reference.kind}, beta {o.beta:g} on {o.kl}"
     clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
     rows = [
-        ("model", f"{c.model}: {every:,} weights, {trained:,} trained"),
+        ("model", f"{'passed in' if setup.passed_in else c.model}: {every:,} weights, {trained:,} trained"),
         ("device", str(setup.precision)),
         ("problems", f"{len(setup.stream.prompted)} to train on, {len(setup.held_out)} held out, {setup.dropped} too long"),
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "

@@ -19,7 +19,7 @@ from groupline.training.collect import collect, encode_problems
 from groupline.training.grpo import run
 from groupline.training.optim import Optimiser
 from groupline.training.setup import describe, prepare, prompt_limit
-from groupline.training.summary import summarise
+from groupline.training.summary import summarise, with_logged
 from groupline.trl.arguments import GRPOConfig, Plan
 from groupline.trl.events import Events
 from groupline.trl.judges import judges
@@ -202,14 +202,16 @@ class GRPOTrainer:
         prompted, _ = encode_problems(problems, self.processing_class, setup.config, self._limit)
         setup.engine.load_weights(setup.policy, version=setup.engine.version)
         params: SamplingParams = setup.sampling
+        logged: dict[str, float] = {}
         groups, _ = collect(
             prompted, setup.engine, self.processing_class, setup.rewards, n, params,
-            seed=setup.config.seed, label="held-out",
+            seed=setup.config.seed, label="held-out", log=logged.update,
         )  # fmt: skip
         judge = setup.rewards[0].name
         found = summarise_held_out(groups, judge, [2**i for i in range(n.bit_length()) if 2**i <= n])
         chances = {name: value["value"] for name, value in found.items() if name.startswith("pass@")}
-        return summarise(groups, judge) | chances | {"runtime": time.perf_counter() - began}
+        measures = summarise(groups, judge) | chances | {"runtime": time.perf_counter() - began}
+        return with_logged(measures, logged)
 
     def _note_best(self, measures: Mapping[str, float]) -> None:
         name = self.args.metric_for_best_model
