@@ -14,24 +14,14 @@ from groupline.runlog import write_text
 
 # Keys of other trainers, and what takes their place here.
 RENAMED = {
-    "max_prompt_lenght": "max_prompt_length",
+    "max_prompt_lenght": "max_prompt_length", "generation_batch_size": "prompts_per_step", "max_steps": "steps",
+    "num_train_epochs": "steps", "loss_type": "objective", "bf16": "precision", "fp16": "precision",
+    "reward_funcs": "rewards", "max_new_tokens": "max_completion_length", "group_size": "num_generations",
     "per_device_train_batch_size": "prompts_per_step (prompts, not answers) and micro_batch_tokens (memory only)",
     "gradient_accumulation_steps": "micro_batch_tokens: micro-batches follow from it and never change the gradient",
-    "generation_batch_size": "prompts_per_step",
-    "max_steps": "steps",
-    "num_train_epochs": "steps",
-    "loss_type": "objective",
-    "use_liger_kernel": "nothing: logits are never held whole",
-    "bf16": "precision",
-    "fp16": "precision",
-    "reward_funcs": "rewards",
-    "max_new_tokens": "max_completion_length",
-    "group_size": "num_generations",
-    "dataset_name": "train_file: hub:owner/name",
-    "columns": "prompt_column and answer_column",
-    "clip_range": "epsilon",
-    "kl_coef": "beta",
-}
+    "use_liger_kernel": "nothing: logits are never held whole", "dataset_name": "train_file: hub:owner/name",
+    "columns": "prompt_column and answer_column", "clip_range": "epsilon", "kl_coef": "beta",
+}  # fmt: skip
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -203,6 +193,14 @@ class Config(RunSettings):
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
+
+    # Memory, and several processes
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs for the backward pass, which computes the rest again: less memory, a third more time."""
+    parallel: Literal["auto", "replicate", "fsdp"] = "auto"
+    """With torchrun: every process has a copy of the model, or a share of it (FSDP2); auto shares what does not fit."""
+    rank_timeout: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds that one process may keep the others waiting; then the run ends and says who waited for whom."""
 
     # Checkpoints
     save_steps: int = Field(default=100, ge=0)

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupline.runlog import fsync
@@ -154,11 +155,17 @@ def end_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
 
 
 def save_model(
-    model: nn.Module, tokenizer: Any, folder: Path, card: str | None = None, max_shard_size: str = "5GB"
+    model: nn.Module,
+    tokenizer: Any,
+    folder: Path,
+    card: str | None = None,
+    max_shard_size: str = "5GB",
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write model (or adapter) and tokenizer in Hugging Face format: all files first, then renamed into place.
 
-    card: text of README.md. max_shard_size: a model that is larger is written as several safetensors files and an index.
+    card: text of README.md. weights: in place of the model's own, under its names.
+    max_shard_size: a model that is larger is written as several safetensors files and an index.
     A kill leaves either the earlier folder or the new one whole, the earlier one at worst under the name
     `.<name>-<random>-old`; what such a kill left behind is removed by the next save.
     """
@@ -168,10 +175,11 @@ def save_model(
             shutil.rmtree(leftover)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     os.chmod(temporary, 0o755)
+    own = {} if weights is None else {"state_dict": dict(weights)}
     if isinstance(model, PeftModel):
-        model.save_pretrained(str(temporary))
+        model.save_pretrained(str(temporary), **own)
     else:
-        model.save_pretrained(temporary, max_shard_size=max_shard_size)  # type: ignore[operator]
+        model.save_pretrained(temporary, max_shard_size=max_shard_size, **own)  # type: ignore[operator]
     tokenizer.save_pretrained(temporary)
     if card is not None:
         (temporary / "README.md").write_text(card, encoding="utf-8")

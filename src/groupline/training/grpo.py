@@ -14,17 +14,26 @@ from groupline.batch import Batch, make_batch, rewards_tensor
 from groupline.config import Config
 from groupline.evaluation import evaluate
 from groupline.objective import Objective, kl_estimate
+from groupline.parallel.mesh import SOLO, World, join
 from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
-from groupline.training.card import model_card
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import collect
 from groupline.training.hooks import Hooks
 from groupline.training.optim import NonFinite
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
-from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
+from groupline.training.run import (
+    NoFolder,
+    RunFolder,
+    check_unused,
+    clear_unsaved,
+    open_folder,
+    results_json,
+    results_row,
+)
 from groupline.training.setup import Setup, prepare
+from groupline.training.sharing import check_alike, finish, share_model
 from groupline.training.step import fill_old, fill_reference, train_step
 from groupline.training.summary import summarise, with_logged
 
@@ -37,12 +46,27 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
     given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a
     `datasets.Dataset`) in place of what the configuration names. Ctrl-C ends training early with a loadable model and
     whole files. With `resume` the run in `output_dir` goes on from a checkpoint; what is given must then be what it was
-    first given.
+    first given. Started by torchrun, its processes share one run: rank 0 writes, speaks, and all get the same results.
     """
+    with join(config) as world:
+        say = say if world.main else _nothing
+        found = world.from_main(lambda: _look(config, say), "the checkpoint to go on from")
+        placed = config.model_copy(update={"device": world.device(config.device)})
+        setup = prepare(placed, say, **given)
+        share_model(setup, world)
+        return run(config, setup, say, found=found)
+
+
+def _look(config: Config, say: Say) -> Checkpoint | None:
+    """The checkpoint to go on from. Raises ConfigError if the run's folder cannot be used."""
     found = find_checkpoint(config, say)
     if config.resume is False:
         check_unused(config)
-    return run(config, prepare(config, say, **given), say, found=found)
+    return found
+
+
+def _nothing(line: str) -> None:
+    """What ranks say that do not speak."""
 
 
 def run(
@@ -52,12 +76,12 @@ def run(
 
     hooks: called at its moments, and may end it. found: the checkpoint to go on from.
     """
-    hooks = hooks or Hooks()
+    hooks, world = hooks or Hooks(), setup.world
     results, origin = (results_json(config, setup), origin_of(setup)) if found is None else restore(found, setup, say)
-    if config.resume is True and found is None:
+    check_alike(world, origin)
+    if config.resume is True and found is None and world.main:
         clear_unsaved(Path(config.output_dir))
-    with RunFolder(config, found.state["files"] if found else None) as folder:
-        (folder.path / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
+    with open_folder(config, found.state["files"] if found else None, setup.plan, world.main) as folder:
         keeper = Keeper(setup, folder, origin, found.folder if found else None)
         say(setup.plan)
         try:
@@ -67,6 +91,7 @@ def run(
                 metrics = _step(setup, folder, step, hooks)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics))
+                world.stop_if_asked()
                 last = step + 1 == config.steps or hooks.stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
@@ -80,20 +105,20 @@ def run(
         except NonFinite as error:
             results["error"] = str(error)
             if hooks.keeps_model:
-                folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
+                finish(folder, setup, results)
                 saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
                 raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
             folder.finish(results, None, setup.tokenizer)
             raise
         except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
             raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
-        kept = setup.policy if hooks.keeps_model else None
-        folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
+        finish(folder, setup, results, hooks.keeps_model)
         return results
 
 
-def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str, Any]:
-    config, began = setup.config, time.perf_counter()
+def _step(setup: Setup, folder: RunFolder | NoFolder, step: int, hooks: Hooks) -> dict[str, Any]:
+    config, world, began = setup.config, setup.world, time.perf_counter()
+    world.now("generating", step + 1)
     logged: dict[str, float] = {}
     hooks.update_begin()
     groups, seconds = collect(
@@ -107,8 +132,10 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str,
         label=f"step {step}",
         state=_state(setup, step),
         log=logged.update,
+        world=world,
     )
     setup.engine.release()
+    world.now("reference pass")
     batch, seconds["reference"], kl = _batch(setup, groups, step)
     hooks.rollout_end(groups, batch)
     start = time.perf_counter()
@@ -116,15 +143,18 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str,
     setup.tokens_seen += int(summary["num_prompt_tokens"] + summary["num_completion_tokens"])
     summary |= {"num_tokens": setup.tokens_seen} | ({} if kl is None else {"kl": kl})
     facts: dict[str, float] = {}
+    world.now("training")
     for number, part in enumerate(part for _ in range(config.num_iterations) for part in batch.updates()):
         if number:
             hooks.update_begin()
         facts = train_step(
-            setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=not setup.sampling.filters
-        )
+            setup.policy, setup.optimiser, part, setup.objective, setup.scorer,
+            comparable=not setup.sampling.filters, world=world,
+        )  # fmt: skip
         hooks.update_end(facts if number else with_logged(facts | summary, logged))
         if hooks.stop:
             break
+    world.now("publishing weights")
     setup.engine.load_weights(setup.policy, version=step + 1)
     seconds["train"] = time.perf_counter() - start
     total = time.perf_counter() - began
@@ -135,7 +165,7 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str,
         "epoch": (step + 1) * config.prompts_per_step / len(setup.stream.prompted),
         "step_time": total,
         "answers_skipped": batch.skipped,
-        "micro_batches": len(batch.micro_batches),
+        "micro_batches": batch.total,
         "row_tokens": batch.row_tokens,
         "tokens_per_second": tokens / total,
         "generated_tokens_per_second": tokens / max(seconds["generate"], 1e-9),
@@ -167,6 +197,9 @@ def _batch(setup: Setup, groups: list[Group], step: int) -> tuple[Batch, float, 
             skip_idle=skip_idle,
             parts=config.updates_per_pass,
             seed=f"{config.seed}/{step}",
+            rank=setup.world.rank,
+            ranks=setup.world.size,
+            in_step=setup.world.sharded,
         )
 
     kl: float | None = None
@@ -174,7 +207,7 @@ def _batch(setup: Setup, groups: list[Group], step: int) -> tuple[Batch, float, 
         # Every answer is scored here, masked ones too: each one's reward takes part in its group's baseline.
         whole = build(objective.replace(mask_truncated=False), skip_idle=False)
         fill_reference(whole.micro_batches, setup.reference, setup.scorer)
-        rewards, penalty = kl_penalised(whole, rewards_tensor(groups), objective)
+        rewards, penalty = kl_penalised(whole, rewards_tensor(groups), objective, setup.world)
         kl = float(penalty.sum()) / int(whole.lengths.sum())
         batch = build(objective, rewards)
     else:
@@ -189,23 +222,27 @@ def _batch(setup: Setup, groups: list[Group], step: int) -> tuple[Batch, float, 
     return batch, time.perf_counter() - start, kl
 
 
-def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective, world: World = SOLO) -> tuple[Tensor, Tensor]:
     """(rewards [S] less beta times each answer's KL, those KLs [S] in nats), from the sampler's log-probs.
 
-    whole: a batch that holds every answer, its reference log-probs filled.
+    whole: a batch that holds every answer, its reference log-probs filled; of several ranks, this one's share of it.
     """
     penalty = torch.zeros_like(rewards)
     for micro in whole.micro_batches:
         assert micro.ref_logp is not None
+        if not micro.answers:
+            continue
         per_token = kl_estimate(micro.sampler_logp, micro.ref_logp, objective.kl).double().cpu()
         penalty.index_add_(0, torch.tensor(micro.answers)[micro.row.sequence.cpu()], per_token)
+    world.sum_([penalty], "KL penalties")
     return rewards - objective.beta * penalty, penalty
 
 
-def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: int) -> dict[str, Any] | None:
+def _held_out(setup: Setup, folder: RunFolder | NoFolder, results: dict[str, Any], step: int) -> dict[str, Any] | None:
     if not setup.held_out:
         return None
     config = setup.config
+    setup.world.now("held-out problems", step)
     measured, groups = evaluate(
         setup.engine,
         setup.tokenizer,
@@ -215,6 +252,7 @@ def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: in
         samples=config.eval_samples,
         seed=config.seed,
         state=_state(setup, step),
+        world=setup.world,
     )
     folder.log_held_out(step, groups)
     results["held_out"]["history"].append({"step": step, "pass@1": measured["pass@1"]["value"]})

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from groupline.config import Config, ConfigError, RunSettings
 from groupline.models.load import save_model
@@ -71,6 +71,31 @@ def unsaved(path: Path) -> bool:
     return path.name in ("config.yaml", ".config.yaml.new", PLAN, *ROWS) or path.name.startswith(
         (".checkpoint-", ".model-")
     )
+
+
+class NoFolder:
+    """In place of `RunFolder` on ranks that write nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.path = config, Path(config.output_dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def sync(self) -> dict[str, int]:
+        return {}
+
+    def log(self, *_: object) -> None:
+        pass
+
+    def log_held_out(self, *_: object) -> None:
+        pass
+
+    def finish(self, *_: object) -> None:
+        pass
 
 
 class RunFolder:
@@ -136,14 +161,30 @@ class RunFolder:
                 writer.write(row)
                 place += 1
 
-    def finish(self, results: dict[str, Any], model: nn.Module | None, tokenizer: Any, card: str | None = None) -> None:
+    def finish(
+        self,
+        results: dict[str, Any],
+        model: nn.Module | None,
+        tokenizer: Any,
+        card: str | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Write the model, if one is given, then results.json: where the latter exists, the run is whole.
 
-        card: the model's README.md.
+        card: the model's README.md. weights: the model's, if it holds no more than a share of them.
         """
         if model is not None:
-            save_model(model, tokenizer, self.path / "model", card)
+            save_model(model, tokenizer, self.path / "model", card, weights=weights)
         write_json(self.path / "results.json", results)
+
+
+def open_folder(config: Config, sizes: Mapping[str, int] | None, plan: str, main: bool = True) -> RunFolder | NoFolder:
+    """The run's folder with its plan, to be written by this process if it is the main one."""
+    if not main:
+        return NoFolder(config)
+    folder = RunFolder(config, sizes)
+    (folder.path / PLAN).write_text(plan + "\n", encoding="utf-8")
+    return folder
 
 
 def check_rows(run: Path, sizes: Mapping[str, int]) -> None:

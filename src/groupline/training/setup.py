@@ -15,6 +15,7 @@ from groupline.models.load import Precision, choose_precision, load_model, load_
 from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
+from groupline.parallel.mesh import SOLO, World
 from groupline.records import Problem, SamplingParams
 from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
 from groupline.rewards.registry import reward_list
@@ -56,6 +57,7 @@ class Setup:
     why_tokens: str  # why so many as config.micro_batch_tokens
     plan: str = ""
     tokens_seen: int = 0
+    world: World = SOLO
     passed_in: bool = False  # whether the model was, so that no name leads to its starting weights
 
     def line(self, m: dict[str, Any]) -> str:
@@ -265,7 +267,7 @@ def describe(setup: Setup) -> str:
     clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
     rows = [
         ("model", f"{'passed in' if setup.passed_in else c.model}: {every:,} weights, {trained:,} trained"),
-        ("device", str(setup.precision)),
+        ("device", str(setup.precision) + setup.world.words),
         ("problems", f"{len(setup.stream.prompted)} to train on, {len(setup.held_out)} held out, {setup.dropped} too long"),
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
                    f"row tokens in {-(-most // c.micro_batch_tokens)} micro-batches"),
@@ -293,8 +295,5 @@ def _differing_defaults(setup: Setup) -> list[str]:
         for k in ours
         if isinstance(v := getattr(own, k, None), (int, float)) and v != ours[k] and not (k == "top_k" and v == 50)
     ]
-    return (
-        [f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"]
-        if differ
-        else []
-    )
+    note = f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"
+    return [note] if differ else []
