@@ -29,7 +29,7 @@ class Stopped(Exception):
 
 def stop_after(step: int) -> Any:
     def say(line: str) -> None:
-        if line.startswith(f"step {step}/"):
+        if line.replace(" ", "").startswith(f"step{step}/"):
             raise Stopped
 
     return say
