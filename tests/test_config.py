@@ -239,3 +239,24 @@ def test_the_objective_follows_the_settings() -> None:
     ):
         with pytest.raises(ConfigError, match=rf"Objective\.{part} is "):
             objective_of(Config(**settings))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("2e-5", 2e-5), ("1.0e-6", 1e-6), ("1.0e6", 1e6), ("1e6", 1e6), ("0.000001", 1e-6), ("'1e-6'", 1e-6)],
+)  # fmt: skip
+def test_c61_a_number_in_any_writing(text: str, value: float, tmp_path: Path) -> None:
+    assert from_text(tmp_path, f"learning_rate: {text}\n").learning_rate == value
+    assert Config(learning_rate=text.strip("'")).learning_rate == value  # as an argument of the command line
+
+
+@pytest.mark.parametrize("text", ["abc", "no", "yes", "null", ".nan", ".inf", "-1e-6"])
+def test_c61_what_is_no_rate_is_refused_by_key_and_file(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^learning_rate is .*\(settings of .*recipe\.yaml\)$"):
+        from_text(tmp_path, f"learning_rate: {text}\n")
+
+
+@pytest.mark.parametrize("key", ["steps", "learning_rate", "seed", "lora_alpha", "model"])
+def test_c61_a_truth_value_is_no_number(key: str) -> None:
+    """YAML reads `yes` as true, which would otherwise pass for 1."""
+    assert refusal(**{key: True}) == f"{key} is True: a truth value, and it takes none"

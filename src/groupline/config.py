@@ -17,21 +17,12 @@ RENAMED = {
     "max_prompt_lenght": "max_prompt_length",
     "per_device_train_batch_size": "prompts_per_step (prompts, not answers) and micro_batch_tokens (memory only)",
     "gradient_accumulation_steps": "micro_batch_tokens: micro-batches follow from it and never change the gradient",
-    "generation_batch_size": "prompts_per_step",
-    "max_steps": "steps",
-    "num_train_epochs": "steps",
-    "loss_type": "objective",
-    "use_liger_kernel": "nothing: logits are never held whole",
-    "bf16": "precision",
-    "fp16": "precision",
-    "reward_funcs": "rewards",
-    "max_new_tokens": "max_completion_length",
-    "group_size": "num_generations",
-    "dataset_name": "train_file: hub:owner/name",
-    "columns": "prompt_column and answer_column",
-    "clip_range": "epsilon",
-    "kl_coef": "beta",
-}
+    "generation_batch_size": "prompts_per_step", "group_size": "num_generations",
+    "max_steps": "steps", "num_train_epochs": "steps", "loss_type": "objective", "reward_funcs": "rewards",
+    "use_liger_kernel": "nothing: logits are never held whole", "max_new_tokens": "max_completion_length",
+    "bf16": "precision", "fp16": "precision", "clip_range": "epsilon", "kl_coef": "beta",
+    "dataset_name": "train_file: hub:owner/name", "columns": "prompt_column and answer_column",
+}  # fmt: skip
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -50,8 +41,12 @@ class Settings(BaseModel):
     def __init__(self, **values: Any) -> None:
         known = type(self).model_fields
         problems = [explain_unknown(key, known) for key in values if key not in known]
+        kinds = {key: str(field.annotation) for key, field in known.items()}
+        truths = [k for k, v in values.items() if isinstance(v, bool) and "bool" not in kinds.get(k, "bool")]
+        # YAML's yes and no would pass for 1 and 0.
+        problems += [f"{k} is {values[k]}: a truth value, and it takes none" for k in truths]
         try:
-            super().__init__(**{k: v for k, v in values.items() if k in known})
+            super().__init__(**{k: v for k, v in values.items() if k in known and k not in truths})
         except ValidationError as error:
             problems += map(_explain, error.errors())
         if problems:
@@ -64,7 +59,11 @@ class Settings(BaseModel):
         changes: settings over the file's; `fast=True` first lays its block `fast_settings` over it (see `read_recipe`).
         """
         fast = changes.pop("fast", None)
-        return cls(**(read_recipe(Path(path), cls.model_fields, fast) | changes))
+        values = read_recipe(Path(path), cls.model_fields, fast) | changes
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (settings of {path})") from None
 
     def save(self, path: Path) -> None:
         """Written whole or not at all."""

@@ -132,7 +132,8 @@ def _refuse_changes(found: Checkpoint, config: Config) -> None:
     if told:
         raise ConfigError(
             f"resume: {'; '.join(told)}. What was trained so far in {found.folder} was not trained so: set it back, or "
-            "start a run of its own in another output_dir"
+            f"start a run of its own in another output_dir. These may change: {', '.join(sorted(FREE))}; and steps, under "
+            "a constant rate"
         )
     if config.steps < found.step:
         raise ConfigError(f"resume: steps is {config.steps}, and {found.folder} is after step {found.step} already")

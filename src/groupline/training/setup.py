@@ -17,6 +17,7 @@ from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
 from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
+from groupline.rewards.columns import column_names
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
@@ -111,6 +112,8 @@ def prepare(
     )
     if not train_on:
         raise ConfigError("there are no problems to train on: `problems` is empty")
+    for asked in (train_on, measure_on):
+        column_names(asked, ("prefill",))  # raises for what reward functions could not be given
     _check_gold(judges, [*train_on, *measure_on])
     tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     passed_in = model is not None
@@ -287,14 +290,11 @@ def _differing_defaults(setup: Setup) -> list[str]:
     """Sampling settings in the model's own generation config that this run does not follow, said aloud."""
     own = getattr(setup.engine.model, "generation_config", None)
     p = setup.sampling
-    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p}
+    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": 1}
     differ = [
         f"{k} {v:g} (here {ours[k]:g})"
         for k in ours
         if isinstance(v := getattr(own, k, None), (int, float)) and v != ours[k] and not (k == "top_k" and v == 50)
     ]
-    return (
-        [f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"]
-        if differ
-        else []
-    )
+    note = f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"
+    return [note] if differ else []
