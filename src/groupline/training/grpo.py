@@ -79,6 +79,7 @@ def run(
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
                 keeper.after_step(step + 1, results)
+                hooks.rollout_done(lambda into, n=step + 1: keeper.write(into, n, results, hooks.state()))  # type: ignore[misc]
                 if last:
                     break
         except KeyboardInterrupt:

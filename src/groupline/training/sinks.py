@@ -120,6 +120,9 @@ class Sinks:
         self._all = [_Told(name, sink) for name, sink in sinks]
         self._say, self._seen = say, 0
 
+    def all_named(self) -> list[tuple[str, Sink]]:
+        return [(told.name, told.sink) for told in self._all]
+
     def __bool__(self) -> bool:
         return bool(self._all)
 

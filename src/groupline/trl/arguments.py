@@ -14,6 +14,7 @@ import torch
 from groupline.config import Config, ConfigError
 from groupline.objective import Objective
 from groupline.objective.weights import TokenWeight
+from groupline.settings import tracker_names
 from groupline.trl.options import OLDER, OPTIONS, check, plain
 
 WEIGHTS: dict[str, TokenWeight] = {
@@ -59,6 +60,10 @@ class GRPOConfig:
         self.__dict__.update(values)
         if not problems:
             problems += self._sizes()
+        try:
+            tracker_names(self.report_to)
+        except ValueError as error:
+            problems.append(f"report_to: {error}")
         if self.fp16 and self.bf16:
             problems.append("fp16 and bf16 are both set; give one")
         if self.sync_ref_model and not self.beta:
@@ -188,6 +193,9 @@ class GRPOConfig:
             eval_problems=0,
             save_steps=0,  # the trainer saves under TRL's names
             seed=self.seed,
+            report_to=self.report_to,
+            run_name=self.run_name or Path(self.output_dir).resolve().name,
+            project=None if self.project == OPTIONS["project"].default else self.project,
         )
 
 

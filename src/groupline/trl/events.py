@@ -13,6 +13,7 @@ from groupline.records import Group
 from groupline.training.hooks import Hooks
 from groupline.training.optim import Optimiser
 from groupline.trl.arguments import GRPOConfig, Plan
+from groupline.trl.reporting import Reporting
 
 LATEST = ("num_tokens", "learning_rate", "skipped_steps")  # logged as they stand; all else as a mean since the last log
 
@@ -23,7 +24,7 @@ class Events(Hooks):
     keeps_model = False
 
     def __init__(self, args: GRPOConfig, callbacks: Sequence[Any], model: Any, tokenizer: Any) -> None:
-        self.args = args
+        self.args, self.reporting = args, Reporting(args)
         self.handler = CallbackHandler([DefaultFlowCallback(), *callbacks], model, tokenizer, None, None)
         self.state, self.control = TrainerState(), TrainerControl()
         self.evaluate: Callable[[], Any] | None = None
@@ -110,6 +111,7 @@ class Events(Hooks):
         if self.state.epoch is not None:
             row["epoch"] = self.state.epoch
         self.state.log_history.append({**row, "step": self.state.global_step})
+        self.reporting.report(self.state.global_step, row)
         self.call("on_log", logs=row)
 
 

@@ -160,7 +160,7 @@ class GRPOTrainer:
         setup.optimiser = Optimiser(setup.policy, setup.config, self._plan.updates, scale)
         setup.tokens_seen, setup.plan = 0, describe(setup)
         events.start(self._plan, setup.optimiser)
-        results = run(self._config.model_copy(update=folder), setup, hooks=events)
+        results = run(self._config.model_copy(update=folder), setup, hooks=events, sinks=events.reporting)
         if results["interrupted"]:
             raise KeyboardInterrupt
         seconds, loss = time.perf_counter() - began, sum(events.losses) / max(1, len(events.losses))
