@@ -304,11 +304,9 @@ def test_options_that_cannot_run(changes: Any, told: str, tmp_path: Path, model:
     assert told in str(caught.value)
 
 
-def test_an_evaluation_without_data_or_a_resumption(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
+def test_an_evaluation_without_data(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
     run = GRPOTrainer(model, reward_even, options(tmp_path), TEXTS, processing_class=tokenizer)
     with pytest.raises(ConfigError, match="there is no eval_dataset"):
         run.evaluate()
-    with pytest.raises(ConfigError, match="resume_from_checkpoint is not taken here"):
-        run.train(resume_from_checkpoint=True)
     found = run.evaluate({"one": TEXTS[:1], "two": TEXTS[1:3]})
     assert {"eval_one_reward", "eval_two_reward"} <= set(found)

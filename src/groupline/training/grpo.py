@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def run(
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
                 keeper.after_step(step + 1, results)
-                hooks.rollout_done(lambda into, n=step + 1: keeper.write(into, n, results, hooks.state()))  # type: ignore[misc]
+                hooks.rollout_done(partial(_save, keeper, step + 1, results, hooks))
                 if last:
                     break
         except KeyboardInterrupt:
@@ -98,6 +99,10 @@ def run(
         kept = setup.policy if hooks.keeps_model else None
         folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
         return results
+
+
+def _save(keeper: Keeper, step: int, results: dict[str, Any], hooks: Hooks, into: Path) -> Path:
+    return keeper.write(into, step, results, hooks.kept())
 
 
 def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str, Any]:

@@ -28,6 +28,6 @@ class Hooks:
     def rollout_done(self, save: Callable[[Path], Path]) -> None:
         """Everything of a rollout is done and written. save: writes a checkpoint into a folder, and returns its own."""
 
-    def state(self) -> dict[str, Any]:
+    def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of these hooks, as JSON; they read it from its `state["hooks"]`."""
         return {}

@@ -62,7 +62,7 @@ class Keeper:
         prune(self.folder.path, self.setup.config.save_total_limit, self.newest)
 
     def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
-        """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of the caller's."""
+        """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
         setup = self.setup
         tensors = {"weights": _trained(setup)}
         for name, weight in tensors["weights"].items():

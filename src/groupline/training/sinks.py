@@ -43,12 +43,13 @@ class RunInfo:
 
     def kept(self, sink: str) -> str | None:
         """What `keep` was given for this sink when the run first started; None for a run that begins."""
-        return self._ids().get(sink) if self.resumed else None
+        return self.ids().get(sink) if self.resumed else None
 
     def keep(self, sink: str, run_id: str) -> None:
-        write_json(self.folder / IDS, self._ids() | {sink: run_id})
+        write_json(self.folder / IDS, self.ids() | {sink: run_id})
 
-    def _ids(self) -> dict[str, str]:
+    def ids(self) -> dict[str, str]:
+        """What was kept so far, by sink."""
         file = self.folder / IDS
         found: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         return found

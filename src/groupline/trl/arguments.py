@@ -129,6 +129,11 @@ class GRPOConfig:
         return max(1, int(self.steps_per_generation) // int(self.gradient_accumulation_steps))
 
     @property
+    def updates_per_rollout(self) -> int:
+        """Optimiser steps that the answers of one rollout give."""
+        return int(self.num_iterations) * self.updates_per_pass
+
+    @property
     def generations_per_rollout(self) -> int:
         """Generation batches that one optimiser step takes, where steps_per_generation is the smaller number."""
         return max(1, int(self.gradient_accumulation_steps) // int(self.steps_per_generation))
@@ -224,7 +229,7 @@ class Plan:
             )
         together = args.generations_per_rollout
         rollouts_per_epoch = -(-batches // together)
-        per_rollout = args.num_iterations * args.updates_per_pass
+        per_rollout = args.updates_per_rollout
         per_epoch = rollouts_per_epoch * per_rollout
         updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
         if updates < 1:
