@@ -121,6 +121,8 @@ class Config(RunSettings):
     """Built-in names or module.function; the task's own by default."""
     reward_weights: tuple[float, ...] | None = None
     """One weight a reward function."""
+    reward_timeouts: tuple[Annotated[float, Field(gt=0)] | None, ...] | None = None
+    """Most seconds that one call of each reward function may take; null: no limit."""
 
     # Sampling
     prompts_per_step: Positive = 16
@@ -211,6 +213,9 @@ class Config(RunSettings):
         given, weights = self.rewards, self.reward_weights
         if given is not None and weights is not None and len(given) != len(weights):
             problems.append(f"{len(given)} rewards but {len(weights)} reward_weights; give one for each")
+        timeouts = self.reward_timeouts
+        if given is not None and timeouts is not None and len(given) != len(timeouts):
+            problems.append(f"{len(given)} rewards but {len(timeouts)} reward_timeouts; give one for each, or null")
         if self.rewards == ():
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:

@@ -36,8 +36,8 @@ from groupline.training.setup import Setup, describe
 FREE = frozenset(
     {
         "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
-        "overwrite", "precision", "project", "report_to", "resume", "run_name", "save_steps", "save_total_limit",
-        "trust_remote_code",
+        "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
+        "run_name", "save_steps", "save_total_limit", "trust_remote_code",
     }
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ from groupline.records import Group
 from groupline.training.hooks import Hooks
 from groupline.training.optim import Optimiser
 from groupline.trl.arguments import GRPOConfig, Plan
+from groupline.trl.completions import print_completions
 from groupline.trl.reporting import Reporting
 from groupline.trl.resume import options_of
 
@@ -36,6 +37,7 @@ class Events(Hooks):
         self.sync: Callable[[], None] | None = None
         self.losses: list[float] = []
         self._since: list[Mapping[str, float]] = []
+        self._drawn: tuple[Sequence[Group], list[float]] | None = None
         self._per_epoch = 1
         self._began = 0.0
 
@@ -74,6 +76,8 @@ class Events(Hooks):
         self.call("on_step_begin")
 
     def rollout_end(self, groups: Sequence[Group], batch: Batch) -> None:
+        if self.args.log_completions:
+            self._drawn = (groups, batch.advantages.tolist())
         for callback in self.handler.callbacks:
             if hasattr(callback, "on_rollout_end"):
                 callback.on_rollout_end(
@@ -120,6 +124,8 @@ class Events(Hooks):
             self.control.should_log = False
             self.log(_mean(self._since))
             self._since = []
+            if self._drawn is not None:
+                print_completions(*self._drawn, self.state.global_step, self.args.num_completions_to_print)
         if self.control.should_evaluate:
             self.control.should_evaluate = False
             if self.evaluate:

@@ -76,7 +76,6 @@ MEMORY = {
     "gradient_checkpointing_kwargs": None, "torch_empty_cache_steps": None, "use_liger_kernel": False,
     "liger_kernel_config": None,
 }  # fmt: skip
-PRINTING = {"num_completions_to_print": None, "log_unique_prompts": False, "log_multimodal": True}
 
 SAPO = {"sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0}
 VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
@@ -162,8 +161,10 @@ OPTIONS: dict[str, Option] = {
     "logging_first_step": yes(False),
     "logging_nan_inf_filter": moot(True, "a loss that is not finite stops the run"),
     "include_num_input_tokens_seen": moot("no", "num_tokens is always logged"),
-    "log_completions": moot(False, "every answer is in rollouts.jsonl of the run"),
-    **all_moot(PRINTING, "every answer is in rollouts.jsonl of the run"),
+    "log_completions": yes(False, "a table on the terminal at every log; every answer is in rollouts.jsonl of the run"),
+    "num_completions_to_print": yes(None, "null: all of the last rollout"),
+    "log_unique_prompts": moot(False, "it is for tables in trackers, which are sent numbers alone"),
+    "log_multimodal": moot(True, "answers are text"),
     "log_completions_hub_repo": no(None, "upload rollouts.jsonl of the run yourself"),
     "eval_strategy": some("no", "use one of these", "steps", "epoch"),
     "eval_steps": yes(None, "null: logging_steps"),

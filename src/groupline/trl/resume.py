@@ -49,7 +49,7 @@ def find(asked: Any, args: GRPOConfig) -> Checkpoint:
 
 
 def _newest(root: Path) -> Checkpoint:
-    reasons = []
+    reasons: list[str] = []
     for folder in reversed(checkpoints(root)):
         found, torn = newest_whole(folder)
         if found is not None:
