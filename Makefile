@@ -61,6 +61,7 @@ $(VENV)/.ready-gguf: $(VENV)/.ready
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) -e '.[dev]'
 	$(PIP) -e '.[gym]' || echo "reasoning-gym needs a C compiler and did not install: its tests are skipped"
+	$(PIP) -e '.[wandb,trackio,mlflow]' || echo "wandb, trackio or mlflow did not install: their tests are skipped"
 	touch $@
 
 # Installed, not linked, so that what is measured does not change under it.

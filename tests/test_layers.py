@@ -13,7 +13,7 @@ import groupline
 
 LINES = (
     ("records", "runlog", "objective", "metrics"),
-    ("config", "chat"),
+    ("settings", "config", "chat"),
     ("tasks", "rewards"),
     ("models", "parallel"),
     ("sampling",),

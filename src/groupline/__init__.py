@@ -16,7 +16,7 @@ _HOMES = {
     "CISPO": "groupline.objective",
     "Completion": "groupline.records",
     "Config": "groupline.config",
-    "ConfigError": "groupline.config",
+    "ConfigError": "groupline.settings",
     "DAPO": "groupline.objective",
     "DR_GRPO": "groupline.objective",
     "Engine": "groupline.sampling",
@@ -34,6 +34,7 @@ _HOMES = {
     "RewardError": "groupline.rewards",
     "Rollout": "groupline.records",
     "SamplingParams": "groupline.records",
+    "Sink": "groupline.training.sinks",
     "bootstrap_interval": "groupline.metrics",
     "evaluate": "groupline.evaluation",
     "get_objective": "groupline.objective",
@@ -73,6 +74,7 @@ __all__ = [
     "RewardError",
     "Rollout",
     "SamplingParams",
+    "Sink",
     "__version__",
     "bootstrap_interval",
     "evaluate",
@@ -116,6 +118,7 @@ if TYPE_CHECKING:
     from groupline.sampling import Engine
     from groupline.tasks import read_problems
     from groupline.training.grpo import train
+    from groupline.training.sinks import Sink
     from groupline.trl import GRPOConfig, GRPOTrainer
 
 

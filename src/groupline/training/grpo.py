@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +26,35 @@ from groupline.training.optim import NonFinite
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
 from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
 from groupline.training.setup import Setup, prepare
+from groupline.training.sinks import Sink, Sinks, open_sinks
 from groupline.training.step import fill_old, fill_reference, train_step
 from groupline.training.summary import summarise, with_logged
 
 Say = Callable[[str], None]
 
 
-def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
+def train(config: Config, say: Say = print, sinks: Sequence[Sink] = (), **given: Any) -> dict[str, Any]:
     """Run GRPO as `config` says, write the run folder, and return what results.json holds.
 
-    given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a
-    `datasets.Dataset`) in place of what the configuration names. Ctrl-C ends training early with a loadable model and
-    whole files. With `resume` the run in `output_dir` goes on from a checkpoint; what is given must then be what it was
-    first given.
+    sinks: trackers of the caller's own (`groupline.Sink`), beside those of `report_to`. given: `model`, `tokenizer`,
+    `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a `datasets.Dataset`) in place of what
+    the configuration names. Ctrl-C ends training early with a loadable model and whole files. With `resume` the run in
+    `output_dir` goes on from a checkpoint; what is given must then be what it was first given.
     """
+    told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say)
     if config.resume is False:
         check_unused(config)
-    return run(config, prepare(config, say, **given), say, found=found)
+    return run(config, prepare(config, say, **given), say, found=found, sinks=told)
 
 
 def run(
-    config: Config, setup: Setup, say: Say = print, hooks: Hooks | None = None, found: Checkpoint | None = None
+    config: Config,
+    setup: Setup,
+    say: Say = print,
+    hooks: Hooks | None = None,
+    found: Checkpoint | None = None,
+    sinks: Sinks | None = None,
 ) -> dict[str, Any]:
     """The loop on what `prepare` made of `config`; otherwise as `train`.
 
@@ -56,7 +64,7 @@ def run(
     results, origin = (results_json(config, setup), origin_of(setup)) if found is None else restore(found, setup, say)
     if config.resume is True and found is None:
         clear_unsaved(Path(config.output_dir))
-    with RunFolder(config, found.state["files"] if found else None) as folder:
+    with RunFolder(config, found.state["files"] if found else None, sinks) as folder:
         (folder.path / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
         keeper = Keeper(setup, folder, origin, found.folder if found else None)
         say(setup.plan)
@@ -72,6 +80,7 @@ def run(
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
                 keeper.after_step(step + 1, results)
+                hooks.rollout_done(partial(_save, keeper, step + 1, results, hooks))
                 if last:
                     break
         except KeyboardInterrupt:
@@ -90,6 +99,10 @@ def run(
         kept = setup.policy if hooks.keeps_model else None
         folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
         return results
+
+
+def _save(keeper: Keeper, step: int, results: dict[str, Any], hooks: Hooks, into: Path) -> Path:
+    return keeper.write(into, step, results, hooks.kept())
 
 
 def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str, Any]:
@@ -216,6 +229,6 @@ def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: in
         seed=config.seed,
         state=_state(setup, step),
     )
-    folder.log_held_out(step, groups)
+    folder.log_held_out(step, groups, measured)
     results["held_out"]["history"].append({"step": step, "pass@1": measured["pass@1"]["value"]})
     return measured

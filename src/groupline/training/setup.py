@@ -209,7 +209,7 @@ def judges_of(config: Config) -> list[Reward]:
         names = ("correct_number",) if config.train_file else get_task(config.task).rewards
     if config.reward_weights is not None and len(config.reward_weights) != len(names):
         raise ConfigError(f"{len(config.reward_weights)} reward_weights for the rewards {', '.join(names)}")
-    return reward_list(names, config.reward_weights)
+    return reward_list(names, config.reward_weights, config.reward_timeouts)
 
 
 def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:

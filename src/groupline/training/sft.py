@@ -24,7 +24,8 @@ from groupline.records import Problem
 from groupline.runlog import JsonlWriter
 from groupline.tasks.source import training_problems
 from groupline.training.optim import Optimiser
-from groupline.training.run import check_unused, claim
+from groupline.training.run import begin, check_unused
+from groupline.training.sinks import Sink, open_sinks
 
 Example = tuple[list[int], list[list[int]]]  # a prompt and the answers to learn from
 
@@ -46,8 +47,12 @@ class SftConfig(RunSettings):
     output_dir: str = "runs/sft"
 
 
-def sft(config: SftConfig, say: Callable[[str], None] = print) -> Path:
-    """Train as `config` says and save the model in Hugging Face format; returns its folder."""
+def sft(config: SftConfig, say: Callable[[str], None] = print, sinks: Sequence[Sink] = ()) -> Path:
+    """Train as `config` says and save the model in Hugging Face format; returns its folder.
+
+    sinks: trackers of the caller's own, beside those of `report_to`.
+    """
+    told = open_sinks(config.report_to, sinks, say)
     check_unused(config)
     problems = training_problems(config, config.problems)
     for problem in problems:
@@ -74,14 +79,17 @@ def sft(config: SftConfig, say: Callable[[str], None] = print) -> Path:
     ]  # fmt: skip
     optimiser = Optimiser(model, config, config.steps, precision.scale_gradients)
     shared = why_not_shared(model) is None
-    folder = claim(config)
+    folder = begin(config, told)
     log = JsonlWriter(folder / "metrics.jsonl")
     began = time.perf_counter()
-    for step, batch in enumerate(_batches(examples, config.batch_size, config.steps, config.seed), 1):
-        loss, tokens = supervised_step(model, optimiser, batch, most, shared, precision.compute)
-        log.write({"step": step, "loss": loss, "tokens": tokens, "seconds": time.perf_counter() - began})
-        if step % max(1, config.steps // 20) == 0 or step == 1:
-            say(f"step {step}/{config.steps}  loss {loss:.4f}  {time.perf_counter() - began:.0f} s")
+    with told.ending():
+        for step, batch in enumerate(_batches(examples, config.batch_size, config.steps, config.seed), 1):
+            loss, tokens = supervised_step(model, optimiser, batch, most, shared, precision.compute)
+            row = {"step": step, "loss": loss, "tokens": tokens, "seconds": time.perf_counter() - began}
+            log.write(row)
+            told.log(step, row)
+            if step % max(1, config.steps // 20) == 0 or step == 1:
+                say(f"step {step}/{config.steps}  loss {loss:.4f}  {time.perf_counter() - began:.0f} s")
     log.close()
     if config.lora_r:
         model = model.merge_and_unload()
