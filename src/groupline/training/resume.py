@@ -36,7 +36,7 @@ from groupline.training.setup import Setup, describe
 FREE = frozenset(
     {
         "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
-        "overwrite", "precision", "resume", "save_steps", "save_total_limit", "trust_remote_code",
+        "overwrite", "precision", "resume", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
 
