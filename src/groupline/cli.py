@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from groupline import commands
 from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_recipe, read_yaml
 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
@@ -22,6 +23,9 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
+  groupline doctor RUN [RUN...]                       what a run's figures warn of; exit status 1 if it is broken
+  groupline audit-reward FUNCTION                     what a judge gives to adversarial answers
+  groupline probe [CONFIG.yaml] [--key value ...]     the share of groups that would teach, by group size
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
 
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
@@ -36,16 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if args else 2
-    commands = {
-        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat
+    known = {
+        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
+        "doctor": commands.doctor, "audit-reward": commands.audit_reward, "probe": commands.probe,
     }  # fmt: skip
-    if args[0] not in commands:
-        print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
+    if args[0] not in known:
+        print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)
         return 2
     _quiet_libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:
-        return commands[args[0]](args[1:])
+        return known[args[0]](args[1:])
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         if os.environ.get("GROUPLINE_TRACEBACK"):
             raise

@@ -179,6 +179,8 @@ class Config(RunSettings):
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
+    stop_on_alarm: bool = False
+    """End the run, its model saved, when an alarm says that it is broken."""
 
     # Checkpoints
     save_steps: int = Field(default=100, ge=0)

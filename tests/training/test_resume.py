@@ -96,7 +96,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     states = [e.torch_state()["optimiser"] for e in ends]
     assert equal(*states)
     assert equal(*(e.tensors("weights") for e in ends))
-    assert ends[0].state["files"].keys() == {"metrics.jsonl", "rollouts.jsonl", "held_out.jsonl"}
+    assert ends[0].state["files"].keys() == {"metrics.jsonl", "rollouts.jsonl", "held_out.jsonl", "alarms.jsonl"}
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -18,6 +18,7 @@ from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
+from groupline.training.alarming import Alarms
 from groupline.training.card import model_card
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import collect
@@ -67,18 +68,23 @@ def run(
     with RunFolder(config, found.state["files"] if found else None, sinks) as folder:
         (folder.path / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
         keeper = Keeper(setup, folder, origin, found.folder if found else None)
+        alarms = Alarms(setup, folder, say, results["held_out"]["history"])
         say(setup.plan)
         try:
             if found is None:
                 results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
+                alarms.held_out(0, results["held_out"]["before"])
             for step in range(found.step if found else 0, config.steps):
                 metrics = _step(setup, folder, step, hooks)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics))
-                last = step + 1 == config.steps or hooks.stop
+                alarms.step(metrics)
+                last = step + 1 == config.steps or hooks.stop or alarms.stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
+                    alarms.held_out(step + 1, measured)
+                results |= alarms.results()
                 keeper.after_step(step + 1, results)
                 hooks.rollout_done(partial(_save, keeper, step + 1, results, hooks))
                 if last:

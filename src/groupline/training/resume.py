@@ -37,7 +37,7 @@ FREE = frozenset(
     {
         "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
         "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
-        "run_name", "save_steps", "save_total_limit", "trust_remote_code",
+        "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
 

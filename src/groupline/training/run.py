@@ -1,7 +1,7 @@
 """A run's folder: one run each, files whole at any moment.
 
-config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, results.json,
-model/, checkpoint-<step>/.
+config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, alarms.jsonl,
+results.json, model/, checkpoint-<step>/.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from groupline.alarms import Alarm
 from groupline.config import Config, ConfigError, RunSettings
 from groupline.models.load import save_model
 from groupline.records import Group
@@ -22,7 +23,7 @@ from groupline.training.setup import Setup
 from groupline.training.sinks import IDS, Sinks, Status, held_out_numbers, last_step, run_info
 
 PLAN = "plan.txt"
-ROWS = ("metrics.jsonl", "rollouts.jsonl", "held_out.jsonl")
+ROWS = ("metrics.jsonl", "rollouts.jsonl", "held_out.jsonl", "alarms.jsonl")
 
 
 def check_unused(settings: RunSettings) -> Path:
@@ -98,7 +99,8 @@ class RunFolder:
             _cut(self.path, sizes)
             self.sinks.start(run_info(config, self.path, resumed=True), seen)
             config.model_copy(update={"resume": False, "overwrite": False}).save(self.path / "config.yaml")
-        self._metrics, self._rollouts, self._held_out = (JsonlWriter(self.path / name) for name in ROWS)
+        self._writers = [JsonlWriter(self.path / name) for name in ROWS]
+        self._metrics, self._rollouts, self._held_out, self._alarms = self._writers
 
     def __enter__(self) -> Self:
         return self
@@ -106,14 +108,14 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for writer in (self._metrics, self._rollouts, self._held_out):
+        for writer in self._writers:
             writer.close()
         if kind is not None:
             self.sinks.finish("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed", {})
 
     def sync(self) -> dict[str, int]:
         """Wait until all rows are on the disk; the size of each file in bytes."""
-        return {w.path.name: w.sync() for w in (self._metrics, self._rollouts, self._held_out)}
+        return {w.path.name: w.sync() for w in self._writers}
 
     def log(self, metrics: dict[str, Any], groups: Sequence[Group], advantages: Sequence[float]) -> None:
         self._metrics.write(metrics)
@@ -125,6 +127,9 @@ class RunFolder:
         if self.config.log_rollouts:
             self._write(self._held_out, step, groups, None)
         self.sinks.log(step, held_out_numbers(measured, "held_out"))
+
+    def log_alarm(self, alarm: Alarm) -> None:
+        self._alarms.write(alarm.to_json())
 
     @staticmethod
     def _write(writer: JsonlWriter, step: int, groups: Sequence[Group], advantages: Sequence[float] | None) -> None:
