@@ -40,11 +40,11 @@ def audit_reward(args: Sequence[str]) -> int:
         "--column", action="append", default=[], metavar="NAME=VALUE", help="a further column; VALUE is JSON, or text"
     )
     given = parser.parse_args(args)
-    from groupline.rewards.audit import audit, table
+    from groupline.rewards.audit import Kind, audit, table
     from groupline.rewards.registry import get_reward
 
     function, name = get_reward(given.function), given.function.rpartition(":")[2].rpartition(".")[2]
-    kind = given.kind or ("format" if "format" in name else "correctness")
+    kind: Kind = given.kind or ("format" if "format" in name else "correctness")
     asked: dict[str, Any] = {"gold": given.gold, "columns": dict(map(_column, given.column))}
     if given.prompt is not None:
         asked["prompt"] = given.prompt
