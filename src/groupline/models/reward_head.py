@@ -66,8 +66,12 @@ def load_reward_model(folder: str | Path, device: torch.device | str = "cpu", tr
         check_weights(source)
     if (source / "adapter_config.json").exists():
         settings = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
-        base = load_model(settings["base_model_name_or_path"], device, trust_remote_code)
-        model = add_reward_head(base, load_tokenizer(str(source), trust_remote_code))
+        name = settings["base_model_name_or_path"]
+        if is_reward_model(name):
+            model = load_reward_model(name, device, trust_remote_code)
+        else:
+            base = load_model(name, device, trust_remote_code)
+            model = add_reward_head(base, load_tokenizer(str(source), trust_remote_code))
         with warnings.catch_warnings():  # peft asks for an attribute that transformers is renaming
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
             return PeftModel.from_pretrained(model, str(source), is_trainable=True).to(device).eval()
