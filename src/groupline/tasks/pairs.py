@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from groupline.records import Message, Pair
+from groupline.records import Group, Message, Pair
 from groupline.tasks.problems import is_message, prompt_of, rows_of
 from groupline.tasks.table import Row
 
@@ -110,3 +111,36 @@ def _ids(value: Any, where: str) -> tuple[int, ...] | None:
     if any(i < 0 for i in value):
         raise ValueError(f"{where} holds {min(value)}; token ids are 0 or more")
     return tuple(value)
+
+
+def pairs_of_groups(groups: Iterable[Group], seed: int = 0) -> list[Pair]:
+    """One pair a group: an answer of its highest reward before one of its lowest, drawn by the seed among equals.
+
+    Groups whose rewards are all equal give none. The ids are those sampled. Columns: the two rewards, and the problem's
+    gold `answer`.
+    """
+    pairs = []
+    for group in groups:
+        if not group.has_signal:
+            continue
+        scored = [(r.reward, r) for r in group.rollouts if r.reward is not None]
+        draw = random.Random(f"{seed}/{group.problem.id}")
+        best, worst = (
+            draw.choice([r for reward, r in scored if reward == end(x for x, _ in scored)]) for end in (max, min)
+        )
+        pairs.append(
+            Pair(
+                prompt=group.problem.prompt,
+                chosen=best.text,
+                rejected=worst.text,
+                id=group.problem.id,
+                chosen_ids=best.completion.ids,
+                rejected_ids=worst.completion.ids,
+                columns={
+                    "answer": group.problem.answer,
+                    "chosen_reward": best.reward,
+                    "rejected_reward": worst.reward,
+                },
+            )
+        )
+    return pairs
