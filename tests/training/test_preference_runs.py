@@ -51,6 +51,7 @@ def test_dpo(tmp_path: Path, model: nn.Module, first: nn.Module, tokenizer: Any)
     before, after = results["held_out"]["before"], results["held_out"]["after"]
     assert before["loss"] == pytest.approx(math.log(2), abs=1e-5)  # the policy is its reference
     assert before["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert before["accuracy"] is None
     assert after["loss"] < 0.6
     right = after["accuracy"]["value"]
     assert right > 0.8
@@ -67,7 +68,7 @@ def test_dpo(tmp_path: Path, model: nn.Module, first: nn.Module, tokenizer: Any)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert same(weights(saved), weights(model))  # trained in place
     with torch.no_grad():  # the margin, from whole models and one answer at a time
-        margins = []
+        margins, likelier = [], 0
         for pair in pairs(10, 40):
             prompt = encode_prompt(tokenizer, pair.prompt)
             answers = [encode_answer(tokenizer, text) for text in (pair.chosen, pair.rejected)]
@@ -75,6 +76,10 @@ def test_dpo(tmp_path: Path, model: nn.Module, first: nn.Module, tokenizer: Any)
                 float((plain_logprobs(model, prompt, a) - plain_logprobs(first, prompt, a)).sum()) for a in answers
             ]
             margins.append(0.1 * (gains[0] - gains[1]))
+            likelier += bool(
+                plain_logprobs(first, prompt, answers[0]).sum() > plain_logprobs(first, prompt, answers[1]).sum()
+            )
+    assert before["chosen_likelier"] == likelier / 10
     assert after["rewards/margins"] == pytest.approx(sum(margins) / 10, abs=1e-5)
     assert right == sum(m > 0 for m in margins) / 10
     assert said[0] == "dpo: 20 pairs, 10 held out, 0 too long"
