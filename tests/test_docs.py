@@ -13,6 +13,8 @@ from groupline.models.new import NewModel
 from groupline.objective import OBJECTIVES
 from groupline.rewards.registry import BUILT_IN
 from groupline.tasks.task import TASKS
+from groupline.training.dpo import DpoConfig
+from groupline.training.reward_model import RewardModelConfig
 from groupline.training.sft import SftConfig
 
 ROOT = Path(__file__).parents[1]
@@ -32,8 +34,13 @@ def settings_table(*headings):
 
 @pytest.mark.parametrize(
     ("kind", "headings"),
-    [(Config, ("Shared by", "`train` and `eval`")), (SftConfig, ("Shared by", "`sft`"))],
-    ids=["train", "sft"],
+    [
+        (Config, ("Shared by", "`train` and `eval`")),
+        (SftConfig, ("Shared by", "`sft`")),
+        (RewardModelConfig, ("Shared by", "Pairs", "`reward-model`")),
+        (DpoConfig, ("Shared by", "Pairs", "`dpo`")),
+    ],
+    ids=["train", "sft", "reward-model", "dpo"],
 )
 def test_every_setting_is_documented_with_its_default(kind: type[BaseModel], headings):
     told = settings_table(*headings)

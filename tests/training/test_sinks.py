@@ -191,7 +191,7 @@ def test_sft_reports_too(tmp_path: Path, start: Path) -> None:
         model=str(start), train_file=str(problems), steps=2, batch_size=2, output_dir=str(tmp_path / "s"), problems=4,
         run_name="mine",
     )  # fmt: skip
-    sft(settings, lambda line: None, [sink])
+    sft(settings, lambda line: None, sinks=[sink])
     assert [(s, m["loss"]) for s, m in sink.told] == [
         (r["step"], r["loss"]) for r in rows(tmp_path / "s" / "metrics.jsonl")
     ]
