@@ -27,6 +27,7 @@ _HOMES = {
     "Group": "groupline.records",
     "OBJECTIVES": "groupline.objective",
     "Objective": "groupline.objective",
+    "PpoConfig": "groupline.training.ppo",
     "Problem": "groupline.records",
     "REINFORCE": "groupline.objective",
     "RLOO": "groupline.objective",
@@ -42,6 +43,7 @@ _HOMES = {
     "maj_at_k": "groupline.metrics",
     "pass_at_k": "groupline.metrics",
     "policy_loss": "groupline.objective",
+    "ppo": "groupline.training.ppo",
     "read_problems": "groupline.tasks",
     "rewards": "groupline",
     "token_weights": "groupline.objective",
@@ -68,6 +70,7 @@ __all__ = [
     "GRPOTrainer",
     "Group",
     "Objective",
+    "PpoConfig",
     "Problem",
     "Reward",
     "RewardError",
@@ -82,6 +85,7 @@ __all__ = [
     "maj_at_k",
     "pass_at_k",
     "policy_loss",
+    "ppo",
     "read_problems",
     "rewards",
     "token_weights",
@@ -116,6 +120,7 @@ if TYPE_CHECKING:
     from groupline.sampling import Engine
     from groupline.tasks import read_problems
     from groupline.training.grpo import train
+    from groupline.training.ppo import PpoConfig, ppo
     from groupline.trl import GRPOConfig, GRPOTrainer
 
 

@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|merge|import-gguf|compat`. Thin: parse, call, print."""
+"""The command line: `groupline train|ppo|eval|sft|merge|import-gguf|compat`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from groupline.config import Config, ConfigError, RunSettings, explain_unknown, 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
+  groupline ppo   [CONFIG.yaml] [--key value ...]     PPO: a value model, and a reward model where one is given
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
@@ -28,6 +29,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
 """
 
 S = TypeVar("S", bound=RunSettings)
+C = TypeVar("C", bound=Config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if args else 2
     commands = {
-        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat
+        "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf,
+        "compat": _compat,
     }  # fmt: skip
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
@@ -102,11 +105,30 @@ def _train(args: Sequence[str]) -> int:
 
         dry_run(config)
         return 0
-    from groupline.training.display import Display
     from groupline.training.grpo import train
 
+    return _shown(config, train)
+
+
+def _ppo(args: Sequence[str]) -> int:
+    from groupline.training.ppo import PpoConfig, ppo, ppo_objective
+
+    dry, args = switch(args, "dry-run")
+    config = settings(PpoConfig, args)
+    if dry:
+        from groupline.training.dry_run import dry_run
+
+        dry_run(config, objective=ppo_objective(config))
+        return 0
+    return _shown(config, ppo)
+
+
+def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any]]) -> int:
+    """A run with its progress, figures and table on the screen; the exit status."""
+    from groupline.training.display import Display
+
     with Display() as display:
-        results = train(config, display.say)
+        results = method(config, display.say)
     run = Path(config.output_dir)
     _figures(run)
     print(_table(results, run))

@@ -11,6 +11,7 @@ from groupline.objective.presets import (
     GRPO,
     GSPO,
     OBJECTIVES,
+    PPO,
     REINFORCE,
     RLOO,
     Objective,
@@ -24,6 +25,7 @@ from groupline.objective.ratios import (
     token_ratio,
     truncated_importance_weights,
 )
+from groupline.objective.value import explained_variance, gae, token_rewards, value_loss, whiten
 from groupline.objective.weights import step_totals, token_weights
 
 __all__ = [
@@ -35,11 +37,14 @@ __all__ = [
     "GSPO",
     "LOG_RATIO_BOUND",
     "OBJECTIVES",
+    "PPO",
     "REINFORCE",
     "RLOO",
     "Objective",
     "PolicyFacts",
     "add_kl_to_reward",
+    "explained_variance",
+    "gae",
     "get_objective",
     "group_advantages",
     "k1",
@@ -52,6 +57,9 @@ __all__ = [
     "sequence_sum",
     "step_totals",
     "token_ratio",
+    "token_rewards",
     "token_weights",
     "truncated_importance_weights",
+    "value_loss",
+    "whiten",
 ]
