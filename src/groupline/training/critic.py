@@ -13,7 +13,7 @@ from torch import Tensor
 
 from groupline.batch import Batch, MicroBatch
 from groupline.models.packing import eval_mode
-from groupline.models.scalar import ScalarModel
+from groupline.models.value import ValueModel
 from groupline.objective import explained_variance, gae, kl_estimate, token_rewards, value_loss, whiten
 from groupline.training.optim import NonFinite, Optimiser
 
@@ -22,7 +22,7 @@ from groupline.training.optim import NonFinite, Optimiser
 class Critic:
     """The value model with its optimiser. clip, coef: of its loss, see `value_loss`."""
 
-    model: ScalarModel
+    model: ValueModel
     optimiser: Optimiser
     clip: float | None = 0.2
     coef: float = 1.0
@@ -39,7 +39,7 @@ class Critic:
 
         Raises NonFinite if the loss is not finite; the value model has not changed then.
         """
-        total, tokens, clipped, stopped = 0.0, 0.0, 0.0, 0
+        total, tokens, clipped = 0.0, 0, 0
         for micro in batch.micro_batches:
             assert micro.old_values is not None
             assert micro.returns is not None
@@ -54,13 +54,12 @@ class Critic:
             tokens += int(counted.sum())
             clipped += int((at_clip & counted).sum())
         own = self.optimiser.step()
-        stopped = int(own["skipped_steps"])
         return {
             "value/loss": total / max(1, tokens),
             "value/clip_ratio": clipped / max(1, tokens),
             "value/grad_norm": own["grad_norm"],
             "value/learning_rate": own["learning_rate"],
-            "value/skipped_steps": float(stopped),
+            "value/skipped_steps": own["skipped_steps"],
         }
 
 
@@ -100,13 +99,15 @@ def estimate(
     values = [_values(m).double().cpu() for m in micros]
     found = [
         gae(r, v, m.row.sequence.cpu(), gamma=gamma, lam=lam)
-        for r, v, m in zip(per_token.split(sizes), values, micros, strict=True)
+        for r, v, m in zip(torch.split(per_token, sizes), values, micros, strict=True)
     ]
     advantages, returns = (torch.cat(parts) for parts in zip(*found, strict=True))
     if whiten_advantages:
         advantages = whiten(advantages, applies)
     advantages = advantages.masked_fill(~applies, 0.0)
-    for m, a, r, live in zip(micros, advantages.split(sizes), returns.split(sizes), applies.split(sizes), strict=True):
+    for m, a, r, live in zip(
+        micros, torch.split(advantages, sizes), torch.split(returns, sizes), torch.split(applies, sizes), strict=True
+    ):
         device = m.weights.device
         m.advantages, m.returns = a.float().to(device), r.float().to(device)
         m.weights = m.weights * live.to(device)

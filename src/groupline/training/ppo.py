@@ -15,9 +15,11 @@ from groupline.batch import Batch
 from groupline.config import Config, ConfigError, NonNegative, Positive
 from groupline.models.load import load_tokenizer, resolve_model
 from groupline.models.memory import Weights, weights_of
-from groupline.models.scalar import ScalarModel, load_scalar, reward_scores, value_of_policy
+from groupline.models.packing import Ids
+from groupline.models.reward_head import load_reward_model, score_answers, why_scores_not_shared
+from groupline.models.value import load_value, value_of_policy
 from groupline.objective import PPO, Objective
-from groupline.records import Group
+from groupline.records import Group, Rollout
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.critic import Critic, estimate
 from groupline.training.grpo import run
@@ -94,13 +96,26 @@ def ppo_objective(config: PpoConfig) -> Objective:
     return objective_of(config, PPO)
 
 
+@dataclass(frozen=True)
+class Judge:
+    """A reward model: token ids in, scores out, read at the answer's last token."""
+
+    model: nn.Module
+    shared: bool
+    compute: torch.dtype
+
+    def __call__(self, answers: Sequence[tuple[Ids, Ids]], token_limit: int) -> list[float]:
+        """The score of every (prompt ids, answer ids). token_limit: most row tokens of a pass, a memory setting."""
+        return score_answers(self.model, answers, token_limit, shared=self.shared, compute=self.compute)
+
+
 @dataclass
 class Ppo(Method):
     """The policy's part is the step of `train`; advantages come token by token from the critic."""
 
     config: PpoConfig
     critic: Critic
-    judge: ScalarModel | None = None
+    judge: Judge | None = None
 
     @classmethod
     def of(cls, config: PpoConfig, setup: Setup) -> Self:
@@ -110,8 +125,8 @@ class Ppo(Method):
             model = value_of_policy(setup.policy, setup.scorer.shared, compute)
         else:
             _same_tokens("value_model", config.value_model, setup)
-            model = load_scalar(
-                config.value_model, device, compute, new_head=True, trust_remote_code=config.trust_remote_code,
+            model = load_value(
+                config.value_model, device, compute, trust_remote_code=config.trust_remote_code,
                 lora_r=config.lora_r, lora_alpha=config.lora_alpha, lora_targets=config.lora_targets,
             )  # fmt: skip
         rate = config.learning_rate if config.value_learning_rate is None else config.value_learning_rate
@@ -121,9 +136,10 @@ class Ppo(Method):
         judge = None
         if config.reward_model is not None:
             _same_tokens("reward_model", config.reward_model, setup)
-            judge = load_scalar(
-                config.reward_model, device, compute, trust_remote_code=config.trust_remote_code
-            ).requires_grad_(False)
+            model_of_rewards = load_reward_model(config.reward_model, device, config.trust_remote_code)
+            judge = Judge(
+                model_of_rewards.requires_grad_(False), why_scores_not_shared(model_of_rewards) is None, compute
+            )
         return cls(config, Critic(model, optimiser, config.value_clip, config.value_coef), judge)
 
     def plan(self) -> str:
@@ -148,19 +164,14 @@ class Ppo(Method):
     def scored(self, setup: Setup, groups: list[Group]) -> list[Group]:
         if self.judge is None:
             return groups
-        prompts = [g.rollouts[0].completion.prompt_ids for g in groups]
-        answers = [[r.completion.ids for r in g.rollouts] for g in groups]
-        scores = reward_scores(self.judge, prompts, answers, setup.config.micro_batch_tokens)
-        return [
-            Group(
-                g.problem,
-                tuple(
-                    replace(r, rewards={**r.rewards, REWARD_MODEL: score}, reward=score)
-                    for r, score in zip(g.rollouts, own, strict=True)
-                ),
-            )
-            for g, own in zip(groups, scores, strict=True)
-        ]
+        pairs = [(r.completion.prompt_ids, r.completion.ids) for g in groups for r in g.rollouts]
+        scores = iter(self.judge(pairs, setup.config.micro_batch_tokens))
+
+        def judged(rollout: Rollout) -> Rollout:
+            score = next(scores)
+            return replace(rollout, rewards={**rollout.rewards, REWARD_MODEL: score}, reward=score)
+
+        return [Group(g.problem, tuple(map(judged, g.rollouts))) for g in groups]
 
     def batch(self, setup: Setup, groups: Sequence[Group], step: int) -> tuple[Batch, dict[str, float]]:
         batch = build(setup, groups, step, setup.objective, skip_idle=False)
@@ -181,7 +192,7 @@ class Ppo(Method):
     def models(self, setup: Setup) -> dict[str, Weights]:
         named: dict[str, nn.Module | Mapping[str, Tensor]] = {"policy": setup.policy, "value": self.critic.model}
         if self.judge is not None:
-            named["reward"] = self.judge
+            named["reward"] = self.judge.model
         if setup.reference is not None:
             named["reference"] = setup.reference.state()
         return weights_of(named)
