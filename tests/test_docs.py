@@ -14,6 +14,7 @@ from groupline.objective import OBJECTIVES
 from groupline.rewards.registry import BUILT_IN
 from groupline.tasks.task import TASKS
 from groupline.training.dpo import DpoConfig
+from groupline.training.ppo import PpoConfig
 from groupline.training.reward_model import RewardModelConfig
 from groupline.training.sft import SftConfig
 
@@ -36,11 +37,12 @@ def settings_table(*headings):
     ("kind", "headings"),
     [
         (Config, ("Shared by", "`train` and `eval`")),
+        (PpoConfig, ("Shared by", "`train` and `eval`", "`ppo`")),
         (SftConfig, ("Shared by", "`sft`")),
         (RewardModelConfig, ("Shared by", "Pairs", "`reward-model`")),
         (DpoConfig, ("Shared by", "Pairs", "`dpo`")),
     ],
-    ids=["train", "sft", "reward-model", "dpo"],
+    ids=["train", "ppo", "sft", "reward-model", "dpo"],
 )
 def test_every_setting_is_documented_with_its_default(kind: type[BaseModel], headings):
     told = settings_table(*headings)

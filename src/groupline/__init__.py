@@ -29,6 +29,7 @@ _HOMES = {
     "OBJECTIVES": "groupline.objective",
     "Objective": "groupline.objective",
     "Pair": "groupline.records",
+    "PpoConfig": "groupline.training.ppo",
     "Problem": "groupline.records",
     "REINFORCE": "groupline.objective",
     "RLOO": "groupline.objective",
@@ -48,6 +49,7 @@ _HOMES = {
     "maj_at_k": "groupline.metrics",
     "pass_at_k": "groupline.metrics",
     "policy_loss": "groupline.objective",
+    "ppo": "groupline.training.ppo",
     "read_pairs": "groupline.tasks",
     "read_problems": "groupline.tasks",
     "reward_model": "groupline.training.reward_model",
@@ -79,6 +81,7 @@ __all__ = [
     "Group",
     "Objective",
     "Pair",
+    "PpoConfig",
     "Problem",
     "Reward",
     "RewardError",
@@ -97,6 +100,7 @@ __all__ = [
     "maj_at_k",
     "pass_at_k",
     "policy_loss",
+    "ppo",
     "read_pairs",
     "read_problems",
     "reward_model",
@@ -135,6 +139,7 @@ if TYPE_CHECKING:
     from groupline.tasks import read_pairs, read_problems
     from groupline.training.dpo import DpoConfig, dpo
     from groupline.training.grpo import train
+    from groupline.training.ppo import PpoConfig, ppo
     from groupline.training.reward_model import RewardModelConfig, reward_model
     from groupline.training.sft import SftConfig, sft
     from groupline.training.sinks import Sink

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from groupline.config import Config, ConfigError, RunSettings, explain_unknown, 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
+  groupline ppo   [CONFIG.yaml] [--key value ...]     PPO: a value model, and a reward model where one is given
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline pairs [CONFIG.yaml] [--key value ...]     preference pairs: sampled answers, ordered by the judge
@@ -35,6 +36,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
 """
 
 S = TypeVar("S", bound=RunSettings)
+C = TypeVar("C", bound=Config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if args else 2
     known = {
-        "train": _train, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model, "dpo": _dpo,
-        "merge": _merge, "import-gguf": _import_gguf, "compat": _compat, "doctor": commands.doctor,
+        "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
+        "dpo": _dpo, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat, "doctor": commands.doctor,
         "audit-reward": commands.audit_reward, "probe": commands.probe,
     }  # fmt: skip
     if args[0] not in known:
@@ -111,11 +113,30 @@ def _train(args: Sequence[str]) -> int:
 
         dry_run(config)
         return 0
-    from groupline.training.display import Display
     from groupline.training.grpo import train
 
+    return _shown(config, train)
+
+
+def _ppo(args: Sequence[str]) -> int:
+    from groupline.training.ppo import PpoConfig, ppo, ppo_objective
+
+    dry, args = switch(args, "dry-run")
+    config = settings(PpoConfig, args)
+    if dry:
+        from groupline.training.dry_run import dry_run
+
+        dry_run(config, objective=ppo_objective(config))
+        return 0
+    return _shown(config, ppo)
+
+
+def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any]]) -> int:
+    """A run with its progress, figures and table on the screen; the exit status."""
+    from groupline.training.display import Display
+
     with Display() as display:
-        results = train(config, display.say)
+        results = method(config, display.say)
     run = Path(config.output_dir)
     _figures(run)
     print(_table(results, run))
