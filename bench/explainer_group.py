@@ -86,7 +86,17 @@ class Recorder(Hooks):
             "reward_weights": {r.name: r.weight for r in setup.rewards},
             "objective": {
                 name: getattr(objective, name)
-                for name in ("name", "baseline", "scale", "ddof", "eps", "clip_low", "clip_high", "token_weight", "beta")
+                for name in (
+                    "name",
+                    "baseline",
+                    "scale",
+                    "ddof",
+                    "eps",
+                    "clip_low",
+                    "clip_high",
+                    "token_weight",
+                    "beta",
+                )
             },
             "budget": setup.config.max_completion_length,
             "step_answers": len(self.batch.lengths),

@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|merge|import-gguf|compat`. Thin: parse, call, print."""
+"""The command line: `groupline train|eval|sft|merge|import-gguf|compat|explain`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
+  groupline explain [--out FILE] [--lang en|zh]       the method as a page to play with, in the browser
 
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
 """
@@ -37,12 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if args else 2
     commands = {
-        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat
+        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
+        "explain": _explain,
     }  # fmt: skip
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
         return 2
-    _quiet_libraries()
+    if args[0] != "explain":  # which needs none of them
+        _quiet_libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:
         return commands[args[0]](args[1:])
@@ -167,6 +171,23 @@ def _compat(args: Sequence[str]) -> int:
     from groupline.trl.options import table
 
     print(table())
+    return 0
+
+
+def _explain(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="groupline explain", description="The method as one HTML page, offline.")
+    parser.add_argument(
+        "--out", type=Path, default=Path("explain.html"), help="the file to write (default explain.html)"
+    )
+    parser.add_argument("--lang", default="en", help="the language it opens in, en or zh; a switch is in the page")
+    parser.add_argument("--no-open", action="store_true", help="only write it, open no browser")
+    given = parser.parse_args(args)
+    from groupline.report.explain import write_explainer
+
+    page = write_explainer(given.out, given.lang)
+    print(f"saved in {page}")
+    if not given.no_open and not webbrowser.open(page.as_uri()):
+        print("no browser was found here; open the file in one")
     return 0
 
 

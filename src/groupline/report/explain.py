@@ -52,7 +52,9 @@ def write_explainer(file: Path, language: Language = "en") -> Path:
     if file.is_dir():
         raise ValueError(f"{file} is a folder; name a file, {file / 'explain.html'} for example")
     if file.exists() and MARK.encode() not in file.read_bytes():
-        raise ValueError(f"{file} holds something that is not an explainer, so it is not overwritten; name another file")
+        raise ValueError(
+            f"{file} holds something that is not an explainer, so it is not overwritten; name another file"
+        )
     page = explainer_page(language)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(page, encoding="utf-8")

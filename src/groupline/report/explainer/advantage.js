@@ -42,7 +42,7 @@ section(
       state[name] = value;
       update();
     };
-    const options = (name, values) => Object.fromEntries(values.map((v) => [v, t(`advantage.${name}_${v}`)]));
+    const options = (name, values) => values.map((v) => [v, t(`advantage.${name}_${v}`)]);
     const choose = (name, values) =>
       choice({ id: name, label: t(`advantage.${name}`), options: options(name, values), value: state[name], change: pick(name) });
 
@@ -58,16 +58,16 @@ section(
       const pad = (high - low || 1) * 0.16;
       const ys = [low < 0 ? low - pad : 0, high + pad];
       pen.bottom = 24;
-      pen.frame({ xs: [-0.2, all.length + 1.2], ys, yTicks: ticks(ys[0], ys[1], 3), yName: name });
+      pen.frame({ xs: [-0.2, all.length + 1.2], ys, yTicks: ticks(ys[0], ys[1], 5), yName: name });
     };
     const bars = (pen, values, kinds) =>
       places().forEach((xs, g) =>
         xs.forEach((x, i) => {
           const value = values[g][i];
           pen.bar(x + 0.14, x + 0.86, value, kinds(g, value));
-          if (values.flat().length <= 18) {
-            pen.text(x + 0.5, value, fmt(value, 2), "middle", 0, value < 0 ? 14 : -5);
-          }
+          const room = pen.x(1) - pen.x(0);
+          const words = fmt(value, room > 38 ? 2 : 1);
+          if (room > 27) pen.text(x + 0.5, value, words, "middle", 0, value < 0 ? 14 : -5);
         }),
       );
     const groupNames = (pen) =>
@@ -77,7 +77,7 @@ section(
         pen.add("text", { x: pen.x(middle), y: pen.height - 6, class: "name middle" }, words);
       });
     const rewardChart = chart("reward-chart", {
-      height: 170,
+      height: 185,
       label: () => t("advantage.reward_chart", { rewards: groups.map((g) => g.map((r) => fmt(r, 2)).join(", ")).join("; ") }),
       draw: (pen) => {
         frame(pen, groups, t("advantage.reward"));
@@ -90,7 +90,7 @@ section(
       },
     });
     const advantageChart = chart("advantage-chart", {
-      height: 210,
+      height: 225,
       label: () => t("advantage.advantage_chart", { advantages: advantages().map((g) => g.map((a) => signed(a, 2)).join(", ")).join("; ") }),
       draw: (pen) => {
         const values = advantages();

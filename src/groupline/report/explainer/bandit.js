@@ -42,7 +42,7 @@ section(
       },
     });
     const history = chart("bandit-history", {
-      height: 180,
+      height: 230,
       label: () => t("bandit.history_chart", { n: state.past.length - 1, from: fmt(state.past[0]), to: fmt(state.past.at(-1)) }),
       draw: (pen) => {
         const steps = Math.max(20, state.past.length - 1);
@@ -91,9 +91,9 @@ section(
       update();
     };
     const keep = (name) => (value) => (state[name] = value);
-    const options = (names) => Object.fromEntries(names.map((name) => [name, t(`bandit.${name}`)]));
+    const options = (names) => names.map((name) => [name, t(`bandit.${name}`)]);
     const judge = choice({ id: "bandit-judge", label: t("bandit.judge"), options: options(["graded", "right"]), value: state.judge, change: afresh("judge") });
-    const scales = { group: t("bandit.scale_group"), none: t("bandit.scale_none") };
+    const scales = ["group", "none"].map((name) => [name, t(`bandit.scale_${name}`)]);
     const scale = choice({ id: "bandit-scale", label: t("bandit.scale"), options: scales, value: state.scale, change: keep("scale") });
     const size = slider({ id: "bandit-size", label: t("bandit.size"), min: 2, max: 16, value: state.size, change: keep("size") });
     const rate = slider({ id: "bandit-rate", label: t("bandit.rate"), min: 0.1, max: 3, step: 0.1, value: state.rate, show: (x) => fmt(x, 1), change: keep("rate") });

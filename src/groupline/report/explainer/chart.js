@@ -40,10 +40,12 @@ function chart(id, { height = 240, label, draw, drag = null }) {
   return { node, render };
 }
 
+const minus = (value) => String(value).replace("-", "−");
+
 /** Draws in units of the data once `frame` has set the axes. */
 class Pen {
   constructor(root, width, height) {
-    Object.assign(this, { root, width, height, left: 44, right: 12, top: 14, bottom: 38 });
+    Object.assign(this, { root, width, height, left: 44, right: 12, top: 30, bottom: 38 });
   }
 
   add(tag, attributes, ...children) {
@@ -72,7 +74,7 @@ class Pen {
   }
 
   /** Axes. xs, ys: [low, high]; xTicks, yTicks: where; names of both axes; how to write a tick. */
-  frame({ xs, ys, xTicks = [], yTicks = [], xName = "", yName = "", xWrite = String, yWrite = String, edges = {} }) {
+  frame({ xs, ys, xTicks = [], yTicks = [], xName = "", yName = "", xWrite = minus, yWrite = minus, edges = {} }) {
     Object.assign(this, { xs, ys }, edges);
     for (const at of yTicks) {
       this.line([[xs[0], at], [xs[1], at]], at === 0 ? "axis" : "grid");

@@ -30,16 +30,14 @@ section("clipping", { ratio: 1.35, low: 0.2, high: 0.2 }, (root, state) => {
   const charts = [panel(1), panel(-1)];
   const numbers = el("div", { "aria-live": "polite" });
   const update = () => {
-    const rows = [1, -1].map((a) => {
-      const now = at(a);
-      const id = a > 0 ? "up" : "down";
-      const cell = (name, value) => el("span", { id: `${name}-${id}` }, value);
-      return [
-        `A = ${signed(a, 0)}`, cell("plain", signed(now.plain)), cell("bounded", signed(now.bounded)),
-        cell("value", signed(now.value)), cell("gradient", signed(now.gradient)), cell("verdict", verdict(a)),
-      ];
-    });
-    const head = ["case", "plain", "bounded", "value", "gradient", "verdict"].map((key) => t(`clipping.${key}`));
+    const ids = { 1: "up", [-1]: "down" };
+    const row = (name, write) => [
+      el("span", { html: t(`clipping.${name}`) }), ...[1, -1].map((a) => el("span", { id: `${name}-${ids[a]}` }, write(a))),
+    ];
+    const rows = [
+      ...["plain", "bounded", "value", "gradient"].map((name) => row(name, (a) => signed(at(a)[name]))), row("verdict", verdict),
+    ];
+    const head = [t("clipping.case"), "A = +1", "A = −1"];
     fill(numbers, table({ id: "clipping-table", caption: t("clipping.table", { r: fmt(state.ratio, 2) }), head, rows }));
     charts.forEach((c) => c.render());
   };

@@ -1,6 +1,6 @@
 // (7) A recorded group of the quickstart; every number opens its formula.
 "use strict";
-section("group", { answer: 2, token: 0, colour: "advantage", open: null }, (root, state) => {
+section("group", { answer: 2, token: 1, colour: "advantage", open: "advantage-0" }, (root, state) => {
   const { answers, objective, reward_weights: parts } = GROUP;
   const rewards = answers.map((a) => a.reward);
   const { clip_low: low, clip_high: high, eps, ddof } = objective;
@@ -82,7 +82,7 @@ section("group", { answer: 2, token: 0, colour: "advantage", open: null }, (root
       const value = shade[state.colour](i, j);
       const made = el("button.token", {
         type: "button", lang: "th", id: `token-${j}`, tabindex: j === state.token ? 0 : -1, "aria-pressed": String(j === state.token),
-        style: `--shade: ${Math.min(1, Math.abs(value)).toFixed(3)}`, onclick: () => pickToken(j),
+        style: `--shade: ${Math.sqrt(Math.min(1, Math.abs(value))).toFixed(3)}`, onclick: () => pickToken(j),
       }, visible(token));
       made.classList.add(value < 0 ? "minus" : "plus");
       if (clip(i, j).stopped) made.classList.add("stopped");
@@ -133,7 +133,7 @@ section("group", { answer: 2, token: 0, colour: "advantage", open: null }, (root
     pickToken(Math.min(last, Math.max(0, to)));
     strip.children[state.token].focus();
   });
-  const colours = Object.fromEntries(Object.keys(shade).map((name) => [name, t(`group.colour_${name}`)]));
+  const colours = Object.keys(shade).map((name) => [name, t(`group.colour_${name}`)]);
   const colour = choice({
     id: "token-colour", label: t("group.colour"), options: colours, value: state.colour,
     change: (value) => {

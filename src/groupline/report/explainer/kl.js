@@ -87,8 +87,8 @@ section(
         controls,
         gaussian()
           ? set(t("kl.policy"), [
-              control("m", t("kl.mean"), -2, 2, 0.05, () => state.m, (v) => (state.m = v)),
-              control("s", t("kl.std"), 0.75, 2, 0.05, () => state.s, (v) => (state.s = v)),
+              control("m", t("kl.mean"), -1.5, 1.5, 0.05, () => state.m, (v) => (state.m = v)),
+              control("s", t("kl.std"), 0.9, 2, 0.05, () => state.s, (v) => (state.s = v)),
             ])
           : [set(t("kl.policy"), logits("logits")), set(t("kl.reference"), logits("ref"))],
       );
@@ -138,13 +138,13 @@ section(
       );
       const columns = gaussian() ? [t("kl.in_mean")] : NAMES.map((name) => t("kl.in_logit", { name }));
       const lines = Object.entries(gradients()).map(([name, values]) => [
-        el("span", { html: t(`kl.gradient_${name}`) }), ...values.map((v, i) => el("span", { id: `kl-gradient-${name}-${i}` }, signed(v, 4))),
+        el("span", { html: t(`kl.gradient_${name}`) }), ...values.map((v, i) => el("span", { id: `kl-gradient-${name}-${i}` }, signed(v, 3))),
       ]);
       fill(slopes, table({ id: "kl-gradients", caption: t("kl.gradients"), head: [t("kl.gradient_of"), ...columns], rows: lines }));
       shapes.render();
       runs.render();
     };
-    const kinds = { categorical: t("kl.categorical"), gaussian: t("kl.gaussian") };
+    const kinds = ["categorical", "gaussian"].map((name) => [name, t(`kl.${name}`)]);
     const kind = choice({
       id: "kl-kind", label: t("kl.kind"), options: kinds, value: state.kind,
       change: (value) => {

@@ -102,8 +102,9 @@ const math = (() => {
     return logp.map((x, i) => ({ p: Math.exp(x), logp: x, ref: ref[i] }));
   }
 
-  /** A grid fine and wide enough for expectations under N(m, s), the reference being N(m2, s2), exact to 1e-12. */
-  function gaussianPoints(m, s, m2, s2, halfWidth = 14, count = 4000) {
+  /** A grid fine and wide enough for expectations under N(m, s), beside a standard normal reference. s stays above 0.71,
+      below which the spread of k3 would be infinite. */
+  function gaussianPoints(m, s, m2, s2, halfWidth = 24, count = 6000) {
     const step = (2 * halfWidth) / count;
     return Array.from({ length: count + 1 }, (_, i) => {
       const x = -halfWidth + i * step;

@@ -51,9 +51,9 @@ function slider({ id, label, min, max, step = 1, value, show = (x) => fmt(x, 0),
   return { node, input, set };
 }
 
-/** One of several, as radio buttons in a group. options: {value: words}. */
+/** One of several, as radio buttons in a group. options: [[value, words]]. */
 function choice({ id, label, options, value, change }) {
-  const buttons = Object.entries(options).map(([name, words]) => {
+  const buttons = options.map(([name, words]) => {
     const input = el("input", { type: "radio", name: id, id: `${id}-${name}`, value: name, checked: name === value });
     input.addEventListener("change", () => change(name));
     return el("label.option", { for: `${id}-${name}` }, input, el("span", { html: words }));
@@ -63,20 +63,18 @@ function choice({ id, label, options, value, change }) {
 
 const button = (id, words, click, kind = "button.plain") => el(kind, { id, type: "button", onclick: click }, words);
 
-/** A table with a caption, column heads and row heads. rows: [[head, cell, ...]]; a cell may be an element. */
-function table({ id, caption, head, rows, kind = "" }) {
+/** A table with a caption, column heads and row heads. rows: [[head, cell, ...]]; a cell may be an element. What is too
+    wide for a phone scrolls sideways under its row heads, by keyboard too. */
+function table({ id, caption, head, rows }) {
   const cell = (value, i) => el(i ? "td" : "th", i ? {} : { scope: "row" }, value);
-  return el(
-    "div.scroll",
-    { tabindex: 0, role: "region", "aria-label": caption },
-    el(
-      `table${kind}`,
-      { id },
-      el("caption", {}, caption),
-      el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col", html: words })))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))),
-    ),
+  const named = { "aria-labelledby": `${id}-caption` };
+  const body = el(
+    "table", { id, ...named },
+    el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col", html: words })))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))),
   );
+  const scroll = el("div.scroll", { tabindex: 0, role: "region", ...named }, body);
+  return el("div.table", {}, el("p.caption", { id: `${id}-caption` }, caption), scroll);
 }
 
 /** A figure's numbers as a table that opens on request: its alternative in text. */

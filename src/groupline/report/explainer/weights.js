@@ -7,7 +7,7 @@ section("weights", { lengths: [12, 60], budget: 96 }, (root, state) => {
   const numbers = el("div");
   const charts = rules.map((rule) =>
     chart(`weights-${rule}`, {
-      height: 150,
+      height: 170,
       label: () => {
         const w = weights()[rule];
         const pulls = share(w);
