@@ -3,9 +3,10 @@
     python bench/explainer_group.py [--step 5]
 
 Trains recipes/quickstart.yaml as it stands up to the given step and takes from it the group with the most different
-rewards (of those, the most different answers; then the fewest tokens): its prompt, its answers with their tokens, log-probs and rewards by
-part, the advantages that the trainer used, and the log-probs of the same tokens once the step's update was made, which
-is what a second update on the same answers would compare with. Writes src/groupline/report/explainer/group.json.
+rewards (of those, the most different answers; then the fewest tokens): its prompt, its answers with their tokens,
+log-probs and rewards by part, the advantages that the trainer used, and the log-probs of the same tokens once the
+step's update was made, which is what a second update on the same answers would compare with. Writes
+src/groupline/report/explainer/group.json.
 """
 
 from __future__ import annotations

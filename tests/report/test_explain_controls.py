@@ -73,7 +73,11 @@ def test_what_is_typed_wrong_is_named_and_changes_nothing(opened: Opened) -> Non
     page = opened.page
     page.click("#preset-half")
     before = opened.numbers("advantages-data", 2)
-    for text, message in (("1, one", "“one” is not a number"), ("1", "2 to 16 rewards; here are 1"), ("", "here are 0")):
+    for text, message in (
+        ("1, one", "“one” is not a number"),
+        ("1", "2 to 16 rewards; here are 1"),
+        ("", "here are 0"),
+    ):
         page.fill("#rewards-1", text)
         assert message in opened.text("#rewards-1-problem")
         assert page.get_attribute("#rewards-1", "aria-invalid") == "true"
@@ -88,7 +92,9 @@ def test_how_often_a_group_is_dead(opened: Opened) -> None:
     opened.slide("group-size", 4)
     assert opened.number("#no-signal") == pytest.approx(p_no_signal(0.9, 4), abs=6e-4)
     box = opened.page.locator("#signal-chart").bounding_box()
-    opened.page.locator("#signal-chart").click(position={"x": 44 + (box["width"] - 56) / 2, "y": 60})  # the middle: p = 0.5
+    opened.page.locator("#signal-chart").click(
+        position={"x": 44 + (box["width"] - 56) / 2, "y": 60}
+    )  # the middle: p = 0.5
     assert opened.text("#p-right-value") == "0.50"
     assert opened.number("#no-signal") == pytest.approx(p_no_signal(0.5, 4), abs=6e-4)
 
@@ -108,7 +114,12 @@ def test_clipping(opened: Opened) -> None:
     opened.slide("clip-high", 0.28)
     opened.slide("ratio", 1.3)
     assert [opened.number(f"#{name}-up") for name in ("plain", "bounded", "value", "gradient")] == [1.3, 1.28, 1.28, 0]
-    assert [opened.number(f"#{name}-down") for name in ("plain", "bounded", "value", "gradient")] == [-1.3, -1.28, -1.3, -1.3]
+    assert [opened.number(f"#{name}-down") for name in ("plain", "bounded", "value", "gradient")] == [
+        -1.3,
+        -1.28,
+        -1.3,
+        -1.3,
+    ]
     assert (opened.text("#verdict-up"), opened.text("#verdict-down")) == ("stopped by the clip", "becomes less likely")
     opened.slide("clip-low", 0.1)
     opened.slide("ratio", 0.7)
@@ -141,7 +152,10 @@ def test_kl_of_four_tokens(opened: Opened) -> None:
     assert drawn == pytest.approx([opened.number(f"#kl-mean-{n}") for n in ("k1", "k2", "k3")], abs=0.15)
     opened.page.click("#kl-again")
     assert opened.numbers("kl-table", 4) != drawn
-    rows = {name: [opened.number(f"#kl-gradient-{name}-{i}") for i in range(4)] for name in ("forward", "k1", "k2", "k3", "reverse")}
+    rows = {
+        name: [opened.number(f"#kl-gradient-{name}-{i}") for i in range(4)]
+        for name in ("forward", "k1", "k2", "k3", "reverse")
+    }
     assert rows["k1"] == [0, 0, 0, 0]
     assert rows["k2"] == rows["forward"] == pytest.approx((p.exp() * (p - q - kl)).tolist(), abs=6e-4)
     assert rows["k3"] == rows["reverse"] == pytest.approx((p.exp() - q.exp()).tolist(), abs=6e-4)
@@ -185,9 +199,7 @@ def test_pass_at_k(opened: Opened) -> None:
 
 def test_pass_at_1_rises_while_pass_at_8_falls(opened: Opened) -> None:
     opened.slide("progress", 1)
-    (before_1, after_1), (before_8, after_8) = (
-        [read(x) for x in opened.text(f"#mix-{k}").split("→")] for k in (1, 8)
-    )
+    (before_1, after_1), (before_8, after_8) = ([read(x) for x in opened.text(f"#mix-{k}").split("→")] for k in (1, 8))
     assert (before_1, after_1) == (0.3, pytest.approx(0.485))
     assert before_8 == pytest.approx(1 - (0.65**8 + 0.75**8) / 2, abs=6e-4)
     assert after_8 == pytest.approx(1 - (0.05**8 + 0.98**8) / 2, abs=6e-4)

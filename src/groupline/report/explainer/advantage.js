@@ -60,16 +60,17 @@ section(
       pen.bottom = 24;
       pen.frame({ xs: [-0.2, all.length + 1.2], ys, yTicks: ticks(ys[0], ys[1], 5), yName: name });
     };
-    const bars = (pen, values, kinds) =>
+    const bars = (pen, values, kinds) => {
+      const room = pen.x(1) - pen.x(0) - 4;
+      const digits = [2, 1].find((d) => values.flat().every((v) => pen.widthOf(fmt(v, d)) < room)); // none if none fits
       places().forEach((xs, g) =>
         xs.forEach((x, i) => {
           const value = values[g][i];
           pen.bar(x + 0.14, x + 0.86, value, kinds(g, value));
-          const room = pen.x(1) - pen.x(0);
-          const words = fmt(value, room > 38 ? 2 : 1);
-          if (room > 27) pen.text(x + 0.5, value, words, "middle", 0, value < 0 ? 14 : -5);
+          if (digits) pen.text(x + 0.5, value, fmt(value, digits), "middle", 0, value < 0 ? 14 : -5);
         }),
       );
+    };
     const groupNames = (pen) =>
       places().forEach((xs, g) => {
         const middle = (xs[0] + xs.at(-1) + 1) / 2;

@@ -113,6 +113,14 @@ class Pen {
     return this.add("circle", { cx: this.x(x), cy: this.y(y), r: radius, class: `dot ${kind}` });
   }
 
+  /** Pixels that a label takes in the reader's font. */
+  widthOf(words) {
+    const trial = this.add("text", { class: "label" }, words);
+    const width = trial.getComputedTextLength();
+    trial.remove();
+    return width;
+  }
+
   text(x, y, words, kind = "middle", dx = 0, dy = 0) {
     return this.add("text", { x: this.x(x) + dx, y: this.y(y) + dy, class: `label ${kind}` }, words);
   }
