@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from groupline.cli import settings
 from groupline.config import RENAMED, Config, ConfigError, read_yaml
+from groupline.training.dpo import DpoConfig
 from groupline.training.ppo import PpoConfig
+from groupline.training.reward_model import RewardModelConfig
 from groupline.training.setup import judges_of, objective_of
 from groupline.training.sft import SftConfig
 
@@ -31,7 +33,8 @@ def from_text(tmp_path: Path, text: str) -> Config:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
 def test_recipes_load(recipe: Path) -> None:
-    kind = SftConfig if "sft" in recipe.name else PpoConfig if "ppo" in recipe.name else Config
+    kinds = {"sft": SftConfig, "ppo": PpoConfig, "dpo": DpoConfig, "reward_model": RewardModelConfig}
+    kind = next((kind for name, kind in kinds.items() if name in recipe.name), Config)
     loaded = kind.load(recipe)
     assert loaded.output_dir != kind().output_dir  # a recipe names its own folder
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))

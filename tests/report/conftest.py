@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it lives, this thread has a running event loop, which others cannot have
 def browser() -> Iterator[Any]:
     """Debian's Chromium, driven by Playwright. Where either is missing its tests are skipped, with the reason.
 
