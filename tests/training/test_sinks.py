@@ -238,7 +238,7 @@ def test_an_object_that_is_no_sink() -> None:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    for name in [n for n in os.environ if n.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))]:
+    for name in [n for n in os.environ if n.startswith(("WANDB_", "MLFLOW_", "TRACKIO_S"))]:
         monkeypatch.delenv(name)
     return monkeypatch
 
@@ -337,7 +337,6 @@ def test_mlflow_in_local_files(tmp_path: Path, model: nn.Module, tokenizer: Any,
 
 
 def test_trackio_local(tmp_path: Path, model: nn.Module, tokenizer: Any, quiet: Any) -> None:
-    quiet.setenv("TRACKIO_DIR", str(tmp_path / "store"))
     trackio = pytest.importorskip("trackio")
     stopped_and_resumed(tmp_path / "run", model, tokenizer, report_to="trackio", project="p", run_name="n")
     (found,) = trackio.Api().runs("p")
