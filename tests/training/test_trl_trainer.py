@@ -261,6 +261,24 @@ def test_long_prompts_are_left_out(tmp_path: Path, model: nn.Module, tokenizer: 
     assert "1 of 10 prompts are over 20 tokens and left out" in capsys.readouterr().out
 
 
+def test_log_completions(tmp_path: Path, model: nn.Module, tokenizer: Any, capsys: Any, monkeypatch: Any) -> None:
+    """3 of the 8 answers of the second rollout and of the fourth, at the two logs."""
+    monkeypatch.setenv("COLUMNS", "200")
+    run = trainer(tmp_path, model, tokenizer, logging_steps=2, log_completions=True, num_completions_to_print=3)
+    run.train()
+    said = capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    for step in (2, 4):
+        table = said.split(f" Step {step} ")[1].split("╰")[0]
+        shown = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in table.split("\n") if "+" in line]
+        assert len(shown) == 3
+        answers = rows(folder / "rollouts.jsonl")
+        known = {(r["prompt"], f"{r['reward']:.2f}", f"{r['advantage']:.2f}") for r in answers if r["step"] == step}
+        assert {(row[0], row[2], row[3]) for row in shown} <= known
+    assert " Step 1 " not in said
+    assert " Step 3 " not in said
+
+
 def refused(**changes: Any) -> tuple[dict[str, Any], str]:
     return {k: v for k, v in changes.items() if k != "told"}, changes["told"]
 
@@ -307,11 +325,9 @@ def test_options_that_cannot_run(changes: Any, told: str, tmp_path: Path, model:
     assert told in str(caught.value)
 
 
-def test_an_evaluation_without_data_or_a_resumption(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
+def test_an_evaluation_without_data(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
     run = GRPOTrainer(model, reward_even, options(tmp_path), TEXTS, processing_class=tokenizer)
     with pytest.raises(ConfigError, match="there is no eval_dataset"):
         run.evaluate()
-    with pytest.raises(ConfigError, match="resume_from_checkpoint is not taken here"):
-        run.train(resume_from_checkpoint=True)
     found = run.evaluate({"one": TEXTS[:1], "two": TEXTS[1:3]})
     assert {"eval_one_reward", "eval_two_reward"} <= set(found)

@@ -23,6 +23,8 @@ def checkpoint_layers(model: nn.Module) -> int:
     """
     layers = layers_of(decoder(model))
     for layer in layers:
+        if isinstance(layer.forward, _Checkpointed):  # a model that was passed in a second time
+            continue
         layer.forward = _Checkpointed(layer.forward, causal_lm(model))
     return len(layers)
 

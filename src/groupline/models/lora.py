@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from groupline.models.lora_linear import fuse_lora as fuse_lora
 from groupline.models.packing import causal_lm
+from groupline.parallel.mesh import whole
 
 
 def add_lora(
@@ -23,8 +24,13 @@ def add_lora(
     alpha: int | None = None,
     dropout: float = 0.0,
     targets: str | Sequence[str] = "all-linear",
+    *,
+    task: Literal["CAUSAL_LM", "SEQ_CLS"] = "CAUSAL_LM",
 ) -> Any:
-    """A PEFT model with a fresh LoRA adapter (B = 0, so it starts equal to `model`). alpha defaults to 2 r."""
+    """A PEFT model with a fresh LoRA adapter (B = 0, so it starts equal to `model`). alpha defaults to 2 r.
+
+    task: PEFT's; with SEQ_CLS the head `score` is trained whole and saved with the adapter.
+    """
     alpha = 2 * r if alpha is None else alpha
     if r < 1 or alpha <= 0:
         raise ValueError(
@@ -35,7 +41,7 @@ def add_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
     with warnings.catch_warnings():  # peft asks for an attribute that transformers is renaming
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
@@ -96,9 +102,9 @@ class Mirror:
         setattr(self.model.get_submodule(parent), child, plain)
 
         def fill() -> None:
-            total = _whole(base.weight)
+            total = whole(base.weight)
             for a in active:
-                up, down = _whole(layer.lora_B[a].weight), _whole(layer.lora_A[a].weight)
+                up, down = whole(layer.lora_B[a].weight), whole(layer.lora_A[a].weight)
                 wide = torch.promote_types(total.dtype, up.dtype)  # peft keeps fp32 adapters on a half-precision base
                 total = torch.addmm(total.to(wide), up, down, alpha=layer.scaling[a])
             weight.copy_(total)
@@ -124,15 +130,9 @@ def _filler(own: Tensor, module: nn.Module, key: str) -> Callable[[], None]:
     def fill() -> None:
         source = module._parameters[key]
         if source is not None and source is not own:
-            own.copy_(_whole(source))
+            own.copy_(whole(source))
 
     return fill
-
-
-def _whole(tensor: Any) -> Tensor:
-    """The tensor, gathered from all ranks if each holds a share of it."""
-    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found
 
 
 def is_peft(model: nn.Module) -> bool:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from groupline.config import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 FROM_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -63,6 +65,14 @@ class World:
         """What rank 0's work gives, on every rank; the others do not run it. An error is raised on all."""
         return work()
 
+    def agreed(self, work: Callable[[], T], what: str) -> T:
+        """This rank's own outcome, which no other needs; what the work raises on any rank is raised on all."""
+        return work()
+
+    def exchange(self, what: str) -> AbstractContextManager[None]:
+        """Around calls in which ranks exchange shares of a model, so that nobody waits there in silence."""
+        return nullcontext()
+
     def sum_(self, tensors: Iterable[Tensor], what: str) -> None:
         """Replace each tensor by its sum over all ranks, which all then hold bit for bit alike."""
 
@@ -85,6 +95,18 @@ class RankLost(RuntimeError):
     """A rank is gone or does not come; the message says which, what it did last, and who waited where."""
 
 
+def whole(tensor: Any) -> Tensor:
+    """The tensor, gathered from all ranks if each holds a share of it: then every rank must call this."""
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
+def own_share(tensor: Any) -> Tensor:
+    """What this rank holds of the tensor: its share, or all of it."""
+    found: Tensor = tensor.to_local() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
 class Elsewhere(RuntimeError):
     """Another rank raised an error that all agreed on; the message is that rank's."""
 
@@ -92,6 +114,11 @@ class Elsewhere(RuntimeError):
 def launched() -> int:
     """How many processes a launcher started for this program; 1 without one."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in FROM_LAUNCHER) else 1
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes files and speaks, of those that a launcher started."""
+    return launched() == 1 or os.environ["RANK"] == "0"
 
 
 def join(settings: Any) -> World:

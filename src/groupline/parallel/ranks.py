@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from groupline.parallel.sums import sum_tensors
 from groupline.parallel.watchdog import Watchdog
 
 T = TypeVar("T")
+BROKEN = (RuntimeError, ConnectionError)  # what gloo, nccl and the store raise: several kinds of the former
+SAME_SIGNAL = 3.0  # seconds
 
 
 class Ranks(World):
@@ -31,8 +34,9 @@ class Ranks(World):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._device = own_device(device, int(os.environ.get("LOCAL_RANK", self.rank)))
         self._owns_group = not dist.is_initialized()
-        self._asked = False
+        self._asked: float | None = None  # when this process was told to stop
         self._watchdog = Watchdog(self.rank, self.size, timeout)
+        self._watchdog.start()
         if self._owns_group:
             cuda = self._device.startswith("cuda")
             if cuda:
@@ -45,8 +49,14 @@ class Ranks(World):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Ranks:
-        self._watchdog.start()
         if threading.current_thread() is threading.main_thread():
+            # Python's handlers wait until a call into C returns, and one that waits for a lost rank may not: the
+            # interpreter also writes every signal into this pipe, at once, which the watchdog's thread reads.
+            self._pipe = os.pipe()
+            for end in self._pipe:
+                os.set_blocking(end, False)
+            self._watchdog.signals = self._pipe[0]
+            self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             for kind in (signal.SIGINT, signal.SIGTERM):
                 self._before[kind] = signal.signal(kind, self._ask)
         return self
@@ -56,7 +66,14 @@ class Ranks(World):
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        lost = self._watchdog.explain(error) if isinstance(error, BROKEN) else None
         self._watchdog.stop(None if error is None else f"{type(error).__name__}: {error}")
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup)
+            for end in self._pipe:
+                os.close(end)
+        if lost is not None:
+            raise RankLost(lost) from error
         if self._owns_group and error is None:  # after an error others may be in a collective: leave it to the end
             dist.destroy_process_group()
 
@@ -87,6 +104,14 @@ class Ranks(World):
         outcome, error = _attempt(work) if self.main else (None, None)
         return self._agreed(self.gather((outcome, _words(error)), what), error, what)[0]
 
+    def agreed(self, work: Callable[[], T], what: str) -> T:
+        outcome, error = _attempt(work)
+        self._agreed(self.gather((None, _words(error)), what), error, what)
+        return cast(T, outcome)
+
+    def exchange(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._waiting(what) if self.sharded else contextlib.nullcontext()
+
     def _agreed(self, found: list[Any], own: Exception | None, what: str) -> list[Any]:
         if own is not None:
             raise own
@@ -100,15 +125,19 @@ class Ranks(World):
             sum_tensors(tensors)
 
     def stop_if_asked(self) -> None:
-        if any(self.gather(self._asked, "whether to stop")):
+        if any(self.gather(self._asked is not None, "whether to stop")):
             raise KeyboardInterrupt
 
     def _ask(self, number: int, frame: Any) -> None:
-        """The first signal asks for an end after this step, where all ranks can agree on it; a second one insists."""
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-        self._watchdog.asked_to_stop()
+        """The first signal asks for an end after this step, where all ranks can agree on it; a later one insists.
+
+        A terminal and the launcher may both pass one on, so what comes within seconds of the first is the same.
+        """
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+        elif now - self._asked > SAME_SIGNAL:
+            raise SystemExit(128 + number)
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
@@ -116,8 +145,11 @@ class Ranks(World):
         self._watchdog.wait(what)
         try:
             yield
-        except (RuntimeError, ConnectionError) as error:  # gloo, nccl and the store raise several kinds of the former
-            raise RankLost(self._watchdog.explain(error)) from error
+        except BROKEN as error:
+            lost = self._watchdog.explain(error)
+            if lost is None:  # not for want of another rank
+                raise
+            raise RankLost(lost) from error
         finally:
             self._watchdog.arrived()
 

@@ -8,16 +8,16 @@ with weights counted over all ranks, so gradients are added up, never averaged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from groupline.models.packing import decoder, layers_of
-from groupline.parallel.mesh import World
+from groupline.parallel.mesh import World, own_share, whole
 
 
 def shard(model: nn.Module, device: torch.device, compute: torch.dtype, world: World) -> None:
@@ -39,6 +39,23 @@ def shard(model: nn.Module, device: torch.device, compute: torch.dtype, world: W
     fully_shard(body, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=outside)
     for layer in layers:
         layer.set_gradient_divide_factor(1.0)
+        layer.set_force_sum_reduction_for_comms(True)
+    _watch(body, world)
+
+
+def _watch(body: nn.Module, world: World) -> None:
+    """Every pass through the layers gathers them, and may wait for a rank that does not come."""
+    passes: list[AbstractContextManager[None]] = []
+
+    def begin(*_: object) -> None:
+        passes.append(world.exchange("the layers' weights"))
+        passes[-1].__enter__()
+
+    def end(*_: object) -> None:
+        passes.pop().__exit__(None, None, None)
+
+    body.register_forward_pre_hook(begin)
+    body.register_forward_hook(end, always_call=True)
 
 
 def is_share(tensor: Tensor) -> bool:
@@ -57,11 +74,18 @@ def assign(target: Tensor, value: Tensor) -> None:
 
 def whole_weights(named: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
     """Whole weights on the CPU, gathered one after another; every rank must call it. keep: else nothing is held."""
-    out = {}
+    out: dict[str, Tensor] = {}
+    seen: dict[int, Tensor] = {}  # tied ones stay one
     for name, tensor in named:
-        found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        key = own_share(tensor).data_ptr()
+        if keep and key and key in seen:
+            out[name] = seen[key]
+            continue
+        found = whole(tensor)
         if keep:
             out[name] = found.detach().cpu()
+            if not is_share(tensor):
+                seen[key] = out[name]
     return out
 
 
@@ -71,7 +95,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter], world: World) -> None:
 
 
 @torch.no_grad()
-def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
+def clip(parameters: Sequence[nn.Parameter], most: float, world: World) -> Tensor:
     """`nn.utils.clip_grad_norm_` where some gradients are shares: returns the norm of all, and scales them to `most`."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     shares = [g.to_local() for g in gradients if isinstance(g, DTensor)]
@@ -80,7 +104,7 @@ def clip(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
     square = torch.zeros((), dtype=torch.float64, device=device)
     for g in shares:
         square += torch.linalg.vector_norm(g, dtype=torch.float32).double().square()
-    dist.all_reduce(square)
+    world.sum_([square], "the gradient's norm")
     for g in plain:
         square += torch.linalg.vector_norm(g, dtype=torch.float32).double().square()
     norm = square.sqrt()

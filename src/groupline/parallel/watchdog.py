@@ -21,9 +21,12 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from groupline.parallel.mesh import Elsewhere, RankLost
+
 BEAT = 0.5  # seconds between two beats
+ALL_THERE = "all ranks are there, and the exchange does not end"
 NOTICE = 30.0  # seconds of waiting between two notices
-LOST = 30.0  # seconds without a beat after which a rank that others wait for is gone
+LOST = 60.0  # seconds without a beat after which a rank that others wait for is gone
 LOST_STOPPING = 5.0  # the same once this process was told to stop: launchers stop the rest when one has died
 
 
@@ -55,14 +58,21 @@ class Peer:
 class Watchdog:
     """Watches one rank's waiting. `now`, `wait` and `arrived` are called by the main thread and only set fields."""
 
+    made = 0  # in this process; every rank makes them alike
+
     def __init__(self, rank: int, size: int, timeout: float, end: Callable[[int], Any] = os._exit) -> None:
         """timeout: most seconds to wait for others. end: ends the process, given its status."""
         self.rank, self.size, self.timeout, self._end = rank, size, timeout, end
-        self._own = Beat()
+        self._own = Beat()  # changed by the main thread alone
+        self._beats = 0
         self._phase_since = time.monotonic()
         self._waiting_since: float | None = None
         self._noticed = 0.0
-        self._stopping = False
+        self._stopping = False  # once this process was told to
+        self.signals: int | None = None  # a file descriptor from which numbers of signals can be read, without waiting
+        Watchdog.made += 1
+        # Keys of this start of the job, as a launcher that starts it again keeps the store, and of this run in it.
+        self._prefix = f"groupline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{Watchdog.made}"
         self._peers = {r: Peer() for r in range(size) if r != rank}
         self._store: Any = None
         self._lock = threading.Lock()  # of the store
@@ -92,25 +102,27 @@ class Watchdog:
         self._waiting_since = None
         self._own = replace(self._own, waiting=None)
 
-    def asked_to_stop(self) -> None:
-        self._stopping = True
-
-    def explain(self, error: BaseException) -> str:
-        """The message for a collective that failed: where this rank was, and which ranks are gone."""
+    def explain(self, error: BaseException) -> str | None:
+        """The message for an exchange that failed: where this rank was, and which ranks are gone. None if none is."""
+        if isinstance(error, (RankLost, Elsewhere)) or self._store is None:
+            return None
         what = self._own.waiting
-        self._read()
+        if not self._read():  # the store's host is gone, and its process most often is rank 0's, or the launcher
+            return (
+                f"rank {self.rank}, {self._place(what)}: the connection to the launcher's store broke ({_first(error)})"
+            )
         before = {r: p.beat.number for r, p in self._peers.items()}
         time.sleep(5 * BEAT)
         self._read()
         gone = [r for r, p in self._peers.items() if p.beat.number == before[r] or p.beat.left]
-        why = str(error).strip().split("\n")[0]
-        return f"rank {self.rank}, {self._place(what)}: {self._who(gone) or 'a connection broke'} ({why})"
+        return f"rank {self.rank}, {self._place(what)}: {self._who(gone)} ({_first(error)})" if gone else None
 
     def _watch(self) -> None:
         while not self._over.wait(BEAT):
             if self._store is None:
                 self._connect()
-            self._own = replace(self._own, number=self._own.number + 1, seconds=time.monotonic() - self._phase_since)
+            self._stopping = self._stopping or self._signalled()
+            self._beats += 1
             self._beat()
             verdict = self._verdict_of_others()
             if verdict is not None:
@@ -125,19 +137,23 @@ class Watchdog:
         known, now = self._read(), time.monotonic()
         own = self._own
         limit = LOST_STOPPING if self._stopping else LOST
-        gone = [r for r, p in self._peers.items() if known and (now - p.changed > limit or p.beat.left)]
+        gone = [r for r, p in self._peers.items() if known and (p.beat.left or self._silent(p, now - limit))]
         if not own.waiting and not (self._stopping and gone):
             return
         missing = gone or [r for r, p in self._peers.items() if p.beat.calls < own.calls]
         if gone or waited > self.timeout:
-            what = self._who(missing, gone) or "all ranks are there, and the exchange does not end"
+            what = self._who(missing, gone) or ALL_THERE
             why = "" if gone else f"; rank_timeout is {self.timeout:g} s"
             self._conclude(f"rank {self.rank}, {self._place(own.waiting)}, waited {waited:.0f} s: {what}{why}")
         elif waited - self._noticed > NOTICE and all(r in missing for r in range(self.rank)):  # one speaks for all
             self._noticed = waited
             self._say(
-                f"rank {self.rank}, {self._place(own.waiting)}, has waited {waited:.0f} s: {self._who(missing, [])}"
+                f"rank {self.rank}, {self._place(own.waiting)}, has waited {waited:.0f} s: {self._who(missing, []) or ALL_THERE}"
             )
+
+    def _silent(self, peer: Peer, since: float) -> bool:
+        """Whether it has not been heard of since then. One that never was may still be loading its program."""
+        return peer.changed < since and (self._stopping or peer.beat.number > 0)
 
     def _place(self, what: str | None) -> str:
         step = "" if self._own.step is None else f"step {self._own.step}, "
@@ -157,7 +173,7 @@ class Watchdog:
         return "; ".join(told)
 
     def _conclude(self, verdict: str) -> NoReturn:
-        self._try(lambda store: store.set(f"{_prefix()}/verdict", verdict))
+        self._try(lambda store: store.set(f"{self._prefix}/verdict", verdict))
         self._give_up(verdict)
 
     def _give_up(self, verdict: str) -> NoReturn:
@@ -168,14 +184,23 @@ class Watchdog:
         raise SystemExit(1)
 
     def _verdict_of_others(self) -> str | None:
-        key = f"{_prefix()}/verdict"
+        key = f"{self._prefix}/verdict"
         found = self._try(lambda store: store.get(key).decode() if store.check([key]) else None)
         return None if found is None else str(found)
 
+    def _signalled(self) -> bool:
+        """Whether the process was told to stop since the last time."""
+        if self.signals is None:
+            return False
+        try:
+            return bool(os.read(self.signals, 64))
+        except OSError:  # nothing to read, or closed at the end
+            return False
+
     def _connect(self) -> None:
         """A connection of the thread's own: the default one may be held by a call that waits."""
-        if not dist.is_initialized():
-            return
+        if not dist.is_initialized() and not os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
+            return  # rank 0 makes the store with the process group
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             self._store = dist.TCPStore(host, port, None, False, timedelta(seconds=10), wait_for_workers=False)
@@ -183,14 +208,15 @@ class Watchdog:
             self._store = None
 
     def _beat(self) -> None:
-        self._try(lambda store: store.set(f"{_prefix()}/beat/{self.rank}", json.dumps(asdict(self._own))))
+        own = replace(self._own, number=self._beats, seconds=time.monotonic() - self._phase_since)
+        self._try(lambda store: store.set(f"{self._prefix}/beat/{self.rank}", json.dumps(asdict(own))))
 
     def _read(self) -> bool:
         """Bring `_peers` up to date; whether the store answered."""
 
         def read(store: Any) -> bool:
             for rank, peer in self._peers.items():
-                key = f"{_prefix()}/beat/{rank}"
+                key = f"{self._prefix}/beat/{rank}"
                 beat = Beat(**json.loads(store.get(key))) if store.check([key]) else Beat()
                 if beat != peer.beat:
                     peer.beat, peer.changed = beat, time.monotonic()
@@ -212,6 +238,5 @@ class Watchdog:
         print(f"groupline: {line}", file=sys.__stderr__, flush=True)
 
 
-def _prefix() -> str:
-    """Keys of this start of the job: a launcher that starts it again keeps the store."""
-    return f"groupline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+def _first(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]

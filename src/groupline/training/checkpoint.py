@@ -2,6 +2,7 @@
 
 `checkpoint-<step>/` holds weights.safetensors (what trains), reference.safetensors (where it cannot be had again),
 torch_state.pt (optimiser and random generators), state.json (everything else), manifest.json (size and SHA-256 of each).
+Of a model in shares, PyTorch's distributed format (.metadata and *.distcp) takes the place of the safetensors files.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groupline.config import ConfigError
+from groupline.parallel.mesh import SOLO, World
 from groupline.runlog import finite, fsync
 
 FORMAT = 1
 MANIFEST, STATE, TORCH_STATE = "manifest.json", "state.json", "torch_state.pt"
+SHARES = ".metadata"
 NAME = re.compile(r"checkpoint-(\d+)")
 UNFINISHED = re.compile(r"\.checkpoint-\d+-(new|gone)")
 
@@ -46,6 +50,19 @@ class Checkpoint:
         file = self.folder / f"{name}.safetensors"
         return load_file(file) if file.exists() else None
 
+    def shapes(self, name: str) -> dict[str, tuple[int, ...]] | None:
+        """Likewise their shapes, without reading them."""
+        file = self.folder / f"{name}.safetensors"
+        if not file.exists():
+            return None
+        with safe_open(file, framework="pt") as stored:
+            return {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+
+    @property
+    def in_shares(self) -> bool:
+        """Whether its tensors were written by several ranks, each its own."""
+        return (self.folder / SHARES).exists()
+
     def torch_state(self) -> dict[str, Any]:
         found: dict[str, Any] = torch.load(self.folder / TORCH_STATE, map_location="cpu", weights_only=True)
         return found
@@ -57,17 +74,23 @@ def write_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     torch_state: Mapping[str, Any],
     state: Mapping[str, Any],
+    shares: Callable[[Path], None] | None = None,
+    world: World = SOLO,
 ) -> Path:
     """Write `checkpoint-<step>` in the folder `run`: all files to a temporary folder, fsynced, then renamed.
 
     tensors: file name without its end -> tensors. torch_state: plain containers and tensors only. Raises OSError if
-    that checkpoint exists. A kill leaves the temporary folder, which the next call removes.
+    that checkpoint exists. A kill leaves the temporary folder, which the next call removes. Of several ranks all call
+    it and one writes; shares: by which every rank writes its own into the folder.
     """
-    remove_unfinished(run)
     final = run / f"checkpoint-{step}"
     temporary = run / f".{final.name}-new"
-    temporary.mkdir()
-    try:
+
+    def begin() -> None:
+        remove_unfinished(run)
+        temporary.mkdir()
+
+    def complete() -> None:
         for name, named in tensors.items():
             own = {key: value.detach().cpu().contiguous() for key, value in named.items()}
             save_file(own, temporary / f"{name}.safetensors")
@@ -82,10 +105,18 @@ def write_checkpoint(
         fsync(temporary / MANIFEST)
         fsync(temporary)
         os.rename(temporary, final)
+
+    world.from_main(begin, "beginning a checkpoint")
+    try:
+        if shares is not None:
+            shares(temporary)
+        world.from_main(complete, "writing a checkpoint")
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if world.main:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync(run)
+    if world.main:
+        fsync(run)
     return final
 
 
@@ -102,6 +133,8 @@ def why_torn(folder: Path, checksums: bool = True) -> str | None:
         return f"it is of format {kind} and this version reads format {FORMAT}"
     for name, told in files.items():
         file = folder / name
+        if Path(name).name != name:
+            return f"its {MANIFEST} names {name}, which is not a file of the folder"
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != told["bytes"]:

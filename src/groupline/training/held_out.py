@@ -8,6 +8,7 @@ from typing import Any
 from groupline.config import Config, ConfigError
 from groupline.evaluation import evaluate
 from groupline.models.load import choose_precision, load_model, load_tokenizer
+from groupline.parallel.mesh import refuse_ranks
 from groupline.rewards import reward_notes
 from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems
@@ -17,6 +18,7 @@ from groupline.training.setup import eval_sampling_of, judges_of, prompt_limit
 
 def evaluate_config(config: Config, say: Callable[[str], None] = print) -> dict[str, Any]:
     """pass@k and the rest of `summarise_held_out` for `config.model` on its held-out problems."""
+    refuse_ranks("evaluate_config")
     if config.eval_problems == 0:
         raise ConfigError("eval_problems is 0: there is nothing to evaluate")
     precision = choose_precision(config.device, config.precision)

@@ -105,6 +105,7 @@ class Optimiser:
         if self.reduce is not None:
             self.reduce(self.parameters)
         if self.scaler:
+            self.scaler.scale(torch.zeros((), device=self.parameters[0].device))  # a rank may have had no loss to scale
             self.scaler.unscale_(self.adam)
         norm = float(self.clip(self.parameters, self.max_grad_norm or float("inf")))
         rate = float(self.schedule.get_last_lr()[0])

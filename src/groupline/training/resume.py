@@ -9,7 +9,7 @@ import hashlib
 import json
 import platform
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from groupline.config import Config, ConfigError
+from groupline.parallel.mesh import own_share, whole
 from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.checkpoint import (
     Checkpoint,
@@ -29,14 +30,19 @@ from groupline.training.checkpoint import (
     write_checkpoint,
 )
 from groupline.training.collect import Prompted
+from groupline.training.method import Method
 from groupline.training.run import RunFolder, check_rows, unsaved
 from groupline.training.setup import Setup, describe
+from groupline.training.shares import read_moments, shapes_in, split_moments, take_up, writer_of
+from groupline.training.sharing import NoFolder
 
 # Settings that a resumed run may change: where and what it writes, and memory. `steps` may under a constant rate.
 FREE = frozenset(
     {
+        "activation_checkpointing",
         "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
-        "overwrite", "precision", "resume", "save_steps", "save_total_limit", "trust_remote_code",
+        "overwrite", "parallel", "precision", "project", "rank_timeout", "report_to", "resume", "reward_timeouts",
+        "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
 
@@ -46,7 +52,8 @@ class Keeper:
     """Saves checkpoints of one run. origin: what the run started from, by which a resumed one is held to it."""
 
     setup: Setup
-    folder: RunFolder
+    folder: RunFolder | NoFolder
+    method: Method
     origin: dict[str, Any]
     newest: Path | None = None
 
@@ -57,25 +64,40 @@ class Keeper:
             self.save(step, results)
 
     def save(self, step: int, results: dict[str, Any]) -> None:
-        setup = self.setup
-        tensors = {"weights": _trained(setup)}
-        for name, weight in tensors["weights"].items():
-            if not bool(torch.isfinite(weight).all()):  # nobody could go on from it, and it might push out a good one
-                raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
+        newest = self.newest = self.write(self.folder.path, step, results)
+        limit = self.setup.config.save_total_limit
+        self.setup.world.from_main(lambda: prune(self.folder.path, limit, newest), "deleting old checkpoints")
+
+    def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
+        """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
+        setup, world = self.setup, self.setup.world
+        world.now("saving a checkpoint")
+        tensors = {"weights": _trained(setup), **self.method.tensors()}
+        world.agreed(lambda: _refuse_bad(tensors, step), "the weights to save")
         if setup.reference is not None and setup.passed_in and setup.reference.state():
             tensors["reference"] = setup.reference.state()
         state = {
             "settings": setup.config.model_dump(mode="json"),
             "origin": self.origin,
             "environment": _environment(setup),
+            "processes": world.size,
             "prompts_taken": step * setup.config.prompts_per_step,
             "tokens_seen": setup.tokens_seen,
             "files": self.folder.sync(),
             "results": results,
+            "hooks": dict(hooks or {}),
         }
-        torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state()}
-        self.newest = write_checkpoint(self.folder.path, step, tensors, torch_state, state)
-        prune(self.folder.path, setup.config.save_total_limit, self.newest)
+        optimiser = setup.optimiser.state_dict()
+        write = None
+        if world.sharded:
+            optimiser, moments = split_moments(optimiser, list(tensors["weights"]))
+            write = writer_of(tensors | moments, world)
+            tensors = {}
+        own, *others = world.gather(random_state(), "random states")
+        torch_state = {"optimiser": optimiser, "random": own, **self.method.torch_state()}
+        if others:
+            torch_state["random_of_others"] = others
+        return write_checkpoint(folder, step, tensors, torch_state, state, write, world)
 
     def words(self) -> str:
         """Where to go on from, for the message of a run that stops."""
@@ -107,7 +129,7 @@ def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | 
                 f"resume: {found.folder} is not in output_dir {run}, where the rows of its run are; set output_dir to "
                 f"{found.folder.parent}"
             )
-    _refuse_changes(found, config)
+    refuse_changes(found, config)
     check_rows(run, found.state["files"])
     return found
 
@@ -121,7 +143,7 @@ def _may_begin_anew(run: Path) -> None:
         )
 
 
-def _refuse_changes(found: Checkpoint, config: Config) -> None:
+def refuse_changes(found: Checkpoint, config: Config) -> None:
     before, now = found.state["settings"], config.model_dump(mode="json")
     told = [
         f"{key} was {json.dumps(before[key])} and is {json.dumps(now[key])} now"
@@ -132,7 +154,8 @@ def _refuse_changes(found: Checkpoint, config: Config) -> None:
     if told:
         raise ConfigError(
             f"resume: {'; '.join(told)}. What was trained so far in {found.folder} was not trained so: set it back, or "
-            "start a run of its own in another output_dir"
+            f"start a run of its own in another output_dir. These may change: {', '.join(sorted(FREE))}; and steps, under "
+            "a constant rate"
         )
     if config.steps < found.step:
         raise ConfigError(f"resume: steps is {config.steps}, and {found.folder} is after step {found.step} already")
@@ -142,9 +165,11 @@ def origin_of(setup: Setup) -> dict[str, Any]:
     """Marks of what a run starts from, taken before its first update."""
     trained = _trained(setup)
     frozen = ((n, p) for n, p in setup.policy.named_parameters() if n not in trained)
+    with setup.world.exchange("marks of the weights"):
+        marks = fingerprint(frozen), fingerprint(trained.items())
     return {
-        "frozen weights": fingerprint(frozen),
-        "starting weights": fingerprint(trained.items()),
+        "frozen weights": marks[0],
+        "starting weights": marks[1],
         "training problems": _mark(setup.stream.prompted),
         "held-out problems": _mark(setup.held_out),
         "rewards": [[r.name, r.weight] for r in setup.rewards],
@@ -152,41 +177,54 @@ def origin_of(setup: Setup) -> dict[str, Any]:
     }
 
 
-def restore(found: Checkpoint, setup: Setup, say: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+def restore(
+    found: Checkpoint, setup: Setup, method: Method, say: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Bring `setup` to where the checkpoint was taken; (the run's results so far, its origin).
 
     Raises ConfigError, before anything is changed, if the run did not start from what `setup` holds.
     """
-    origin = origin_of(setup)
-    weights = found.tensors("weights") or {}
-    reference = found.tensors("reference")
-    _refuse_other_origin(found, origin, setup, reference is not None)
+    origin, world = origin_of(setup), setup.world
+    shapes = shapes_in(found)
+    own_reference = "reference" in shapes
+    world.agreed(lambda: _refuse_other_origin(found, origin, setup, own_reference), "the checkpoint's origin")
     own = _trained(setup)
-    if {n: p.shape for n, p in own.items()} != {n: t.shape for n, t in weights.items()}:
+    if {n: tuple(p.shape) for n, p in own.items()} != shapes.get("weights", {}):
         raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
     kept = found.torch_state()
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
-    if setup.reference is not None and reference is not None:
-        setup.reference.load_state(reference)
-    setup.optimiser.load_state_dict(kept["optimiser"])
+    take_up(found, "weights", own, world)
+    if setup.reference is not None and own_reference:
+        take_up(found, "reference", setup.reference.state(), world)
+    setup.optimiser.load_state_dict(read_moments(found, kept["optimiser"], own, world))
+    method.load(found)
     setup.tokens_seen = found.state["tokens_seen"]
     if setup.why_tokens != "as set":
         tokens = found.state["settings"]["micro_batch_tokens"]
         setup.config = setup.config.model_copy(update={"micro_batch_tokens": tokens})
         setup.why_tokens = "as before"
         setup.plan = describe(setup)
-    setup.engine.load_weights(setup.policy, version=found.step)
+    with world.exchange("the weights for sampling"):
+        setup.engine.load_weights(setup.policy, version=found.step)
     say(f"resuming from {found.folder}, after step {found.step} of {setup.config.steps}")
-    then, now = found.state["environment"], _environment(setup)
+    then, now = dict(found.state["environment"]), _environment(setup)
+    now["processes"], then["processes"] = world.size, found.state.get("processes", 1)
     changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then.get(key) != now[key]]
     if changed:
         say(f"note: {', '.join(changed)}: the same run up to rounding, not bit for bit")
-    for moved in set_aside(found.folder.parent, found.step):
+    for moved in world.from_main(lambda: set_aside(found.folder.parent, found.step), "setting checkpoints aside"):
         say(f"a later checkpoint is set aside as {moved}; the run writes it anew")
-    set_random_state(kept["random"])
+    states = [kept["random"], *kept.get("random_of_others", ())]
+    if world.rank < len(states):  # a rank that there was not goes on with its own seed
+        set_random_state(states[world.rank])
     return dict(found.state["results"]), dict(found.state["origin"])
+
+
+def _refuse_bad(tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+    for name, weight in (pair for named in tensors.values() for pair in named.items()):
+        if not bool(
+            torch.isfinite(own_share(weight)).all()
+        ):  # nobody could go on from it, and it may push out a good one
+            raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
 
 
 def _refuse_other_origin(found: Checkpoint, origin: dict[str, Any], setup: Setup, own_reference: bool) -> None:
@@ -203,11 +241,11 @@ def _refuse_other_origin(found: Checkpoint, origin: dict[str, Any], setup: Setup
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """A mark of names, shapes and bits at one pass over memory: tells models apart, guards against nothing hostile."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    of_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     digest = hashlib.sha256()
     for name, tensor in tensors:
-        flat = tensor.detach().contiguous().flatten()
-        total = int(flat.view(whole[flat.element_size()]).sum(dtype=torch.int64)) if len(flat) else 0
+        flat = whole(tensor).detach().contiguous().flatten()
+        total = int(flat.view(of_size[flat.element_size()]).sum(dtype=torch.int64)) if len(flat) else 0
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {total}\n".encode())
     return digest.hexdigest()
 

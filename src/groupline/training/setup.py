@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from groupline.objective import Objective, get_objective
 from groupline.parallel.mesh import SOLO, World
 from groupline.records import Problem, SamplingParams
 from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
+from groupline.rewards.columns import column_names
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
@@ -113,6 +114,8 @@ def prepare(
     )
     if not train_on:
         raise ConfigError("there are no problems to train on: `problems` is empty")
+    for asked in (train_on, measure_on):
+        column_names(asked, ("prefill",))  # raises for what reward functions could not be given
     _check_gold(judges, [*train_on, *measure_on])
     tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     passed_in = model is not None
@@ -148,22 +151,20 @@ def prepare(
     scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
-    tokens, why_tokens = _micro_batch_tokens(
-        config, policy, precision, max(len(p.ids) for p in stream.prompted), scorer
-    )
-    planned = PlannedConfig(**dict(config) | {"micro_batch_tokens": tokens})
+    longest = max(len(p.ids) for p in stream.prompted)
+    tokens, why_tokens = _micro_batch_tokens(config, policy, precision, longest, scorer)
+    planned = cast(PlannedConfig, config.model_copy(update={"micro_batch_tokens": tokens}))
     setup = Setup(
         planned, precision, tokenizer, policy, reference, objective, judges, stream, held,
         dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
-        why_tokens,
+        why_tokens, passed_in=passed_in,
     )  # fmt: skip
-    setup.passed_in = passed_in
     setup.plan = describe(setup)
     return setup
 
 
-def objective_of(config: Config) -> Objective:
-    """The named row with the configuration's changes."""
+def objective_of(config: Config, row: Objective | None = None) -> Objective:
+    """The row, by default the one that is named, with the configuration's changes."""
     changes: dict[str, Any] = {
         "clip_low": config.epsilon,
         "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
@@ -175,7 +176,7 @@ def objective_of(config: Config) -> Objective:
         "beta": config.beta,
     }
     try:
-        row = get_objective(config.objective)
+        row = row or get_objective(config.objective)
         if config.beta and row.kl == "none":
             changes["kl"] = "k3"
         return row.replace(**{k: v for k, v in changes.items() if v is not None})
@@ -208,7 +209,7 @@ def judges_of(config: Config) -> list[Reward]:
         names = ("correct_number",) if config.train_file else get_task(config.task).rewards
     if config.reward_weights is not None and len(config.reward_weights) != len(names):
         raise ConfigError(f"{len(config.reward_weights)} reward_weights for the rewards {', '.join(names)}")
-    return reward_list(names, config.reward_weights)
+    return reward_list(names, config.reward_weights, config.reward_timeouts)
 
 
 def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
@@ -289,7 +290,7 @@ def _differing_defaults(setup: Setup) -> list[str]:
     """Sampling settings in the model's own generation config that this run does not follow, said aloud."""
     own = getattr(setup.engine.model, "generation_config", None)
     p = setup.sampling
-    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p}
+    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": 1}
     differ = [
         f"{k} {v:g} (here {ours[k]:g})"
         for k in ours

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import nn
 
-from groupline.config import ConfigError
+from groupline.config import Config, ConfigError
 from groupline.models.checkpointing import checkpoint_layers
+from groupline.models.lora import is_peft
 from groupline.models.memory import free_memory
 from groupline.parallel.mesh import World
 from groupline.training.card import model_card
 from groupline.training.optim import Optimiser
-from groupline.training.run import NoFolder, RunFolder
+from groupline.training.run import PLAN, RunFolder
 from groupline.training.setup import Setup, describe
+from groupline.training.sinks import Sinks
 
 
 def share_model(setup: Setup, world: World) -> None:
@@ -38,7 +42,7 @@ def share_model(setup: Setup, world: World) -> None:
         torch.manual_seed(config.seed * world.size + world.rank)
     if kind == "fsdp":
         _shard(setup, world)
-        setup.optimiser.clip = clip
+        setup.optimiser.clip = functools.partial(clip, world=world)
     setup.optimiser.reduce = functools.partial(sum_gradients, world=world)
     what = "a share of its layers" if kind == "fsdp" else "a copy of the model"
     world.words = f", one of {world.size} processes, each with {what}"
@@ -93,6 +97,52 @@ def check_alike(world: World, origin: dict[str, Any]) -> None:
             )
 
 
+class NoFolder:
+    """In place of `RunFolder` on ranks that write nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.path = config, Path(config.output_dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return iter(())
+
+    def sync(self) -> dict[str, int]:
+        return {}
+
+    def log(self, *_: object) -> None:
+        pass
+
+    def log_held_out(self, *_: object) -> None:
+        pass
+
+    def log_alarm(self, *_: object) -> None:
+        pass
+
+    def finish(self, *_: object) -> None:
+        pass
+
+
+def open_folder(
+    world: World, config: Config, sizes: Mapping[str, int] | None, plan: str, sinks: Sinks | None
+) -> RunFolder | NoFolder:
+    """The run's folder with its plan, for the one rank that writes. Raises on all ranks alike."""
+    opened: list[RunFolder] = []
+
+    def begin() -> None:
+        folder = RunFolder(config, sizes, sinks)
+        opened.append(folder)
+        (folder.path / PLAN).write_text(plan + "\n", encoding="utf-8")
+
+    world.from_main(begin, "opening the run's folder")
+    return opened[0] if opened else NoFolder(config)
+
+
 def finish(folder: RunFolder | NoFolder, setup: Setup, results: dict[str, Any], keep_model: bool = True) -> None:
     """Write the run's last files, with the whole model in Hugging Face format."""
     world = setup.world
@@ -101,9 +151,14 @@ def finish(folder: RunFolder | NoFolder, setup: Setup, results: dict[str, Any], 
     if keep_model and world.sharded:
         from groupline.parallel.shard import whole_weights
 
-        weights = whole_weights(_state(setup.policy), world.main)
-    folder.finish(results, setup.policy if keep_model else None, setup.tokenizer, model_card(setup, results), weights)
+        with world.exchange("the whole model"):
+            weights = whole_weights(_saved(setup.policy), world.main)
+    card, model = model_card(setup, results), setup.policy if keep_model else None
+    world.from_main(lambda: folder.finish(results, model, setup.tokenizer, card, weights), "saving the model")
 
 
-def _state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(name, tensor) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)]
+def _saved(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """What the model's folder holds: all weights, or those that belong to an adapter."""
+    trained = {name for name, p in model.named_parameters() if p.requires_grad} if is_peft(model) else None
+    named = ((name, tensor) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor))
+    return [(n, t) for n, t in named if trained is None or n in trained or "lora_" in n]

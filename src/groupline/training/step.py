@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,10 @@ class StepFacts:
         if world.size == 1:
             return self
         p = self.policy
-        on_cpu = None if p is None else PolicyFacts(**{k: None if v is None else v.cpu() for k, v in vars(p).items()})
+        on_cpu = None
+        if p is not None:
+            held = {field.name: getattr(p, field.name) for field in fields(p)}
+            on_cpu = PolicyFacts(**{name: None if fact is None else fact.cpu() for name, fact in held.items()})
         total, *others = world.gather(replace(self, policy=on_cpu), "facts of the step")
         for other in others:
             total = total + other
@@ -188,7 +191,8 @@ def train_step(
             facts.error = facts.error or _blame(micro, logp, per_token)
             if world.size == 1:
                 break
-        optimiser.backward(loss)  # also if it is not finite: others may wait within it
+        with world.exchange("gradients of the layers"):
+            optimiser.backward(loss)  # also if it is not finite: others may wait within it
         if not micro.answers:
             continue
         facts.add(loss.detach(), entropy, policy_facts, (logp - micro.sampler_logp).abs() if comparable else None)
