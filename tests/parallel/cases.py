@@ -28,7 +28,7 @@ ALL: dict[str, Any] = {"steps": 3, "micro_batch_tokens": 40, "adam_epsilon": 1e-
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
     "lora": {"lora_r": 4, "num_iterations": 2, "activation_checkpointing": True},
-    "one rank has nothing": {"lora_r": 4, "beta": 0.0},
+    "one rank has nothing": {"lora_r": 4, "beta": 0.0, "micro_batch_tokens": 200},
     "nothing at all": {"beta": 0.0, "steps": 2, "max_grad_norm": 0.1},
     "parts": {"updates_per_pass": 2, "top_entropy_quantile": 0.5, "activation_checkpointing": True},
     "penalty in the reward": {"objective": "rloo", "prompts_per_step": 1, "max_grad_norm": 0.01},

@@ -86,7 +86,14 @@ class Mirror:
         for name, module in self.model.named_modules():
             for key, own in module._parameters.items():
                 if own is not None and id(own) in self.borrowed and own.requires_grad:
-                    self._fills.append(_filler(own, self._source.get_submodule(name), key))
+                    self._fills.append(_filler(own, self._origin(name, module), key))
+
+    def _origin(self, name: str, module: nn.Module) -> Any:
+        """The policy's module that one here is made of: of a folded one its base."""
+        source: Any = self._source.get_submodule(name)
+        return (
+            source.get_base_layer() if isinstance(source, LoraLayer) and not isinstance(module, LoraLayer) else source
+        )
 
     def _fold(self, name: str, layer: Any, dtype: torch.dtype | None) -> None:
         base = layer.get_base_layer()
@@ -94,6 +101,9 @@ class Mirror:
         plain_lora = not any(a in layer.lora_variant or layer.lora_bias.get(a, False) for a in active)
         if not isinstance(base, nn.Linear) or not plain_lora:
             return  # the layer keeps its adapter and runs it at every step: slower, never stale
+        source: Any = self._source.get_submodule(
+            name
+        )  # whose weights are looked up anew: sharing a model out replaces them
         plain = copy.copy(base)
         plain._parameters = dict(base._parameters)
         weight = nn.Parameter(torch.empty_like(base.weight, dtype=dtype or base.weight.dtype), requires_grad=False)
@@ -102,11 +112,11 @@ class Mirror:
         setattr(self.model.get_submodule(parent), child, plain)
 
         def fill() -> None:
-            total = whole(base.weight)
+            total = whole(source.get_base_layer().weight)
             for a in active:
-                up, down = whole(layer.lora_B[a].weight), whole(layer.lora_A[a].weight)
+                up, down = whole(source.lora_B[a].weight), whole(source.lora_A[a].weight)
                 wide = torch.promote_types(total.dtype, up.dtype)  # peft keeps fp32 adapters on a half-precision base
-                total = torch.addmm(total.to(wide), up, down, alpha=layer.scaling[a])
+                total = torch.addmm(total.to(wide), up, down, alpha=source.scaling[a])
             weight.copy_(total)
 
         self._fills.append(fill)
@@ -120,7 +130,7 @@ class Mirror:
                 if id(parameter) not in copies:
                     own = nn.Parameter(torch.empty_like(parameter, dtype=dtype), requires_grad=False)
                     copies[id(parameter)] = own
-                    self._fills.append(_filler(own, self._source.get_submodule(name), key))
+                    self._fills.append(_filler(own, self._origin(name, module), key))
                 module._parameters[key] = copies[id(parameter)]
 
 
