@@ -118,7 +118,8 @@ def layers_of(body: nn.Module) -> list[Any]:
     lists = [m for m in body.modules() if isinstance(m, nn.ModuleList) and len(m)]
     if not lists:
         raise ValueError(f"{type(body).__name__} has no list of layers")
-    return list(max(lists, key=lambda found: sum(p.numel() for p in found.parameters())))
+    sizes = [sum(p.numel() for p in found.parameters()) for found in lists]
+    return list(lists[sizes.index(max(sizes))])
 
 
 def hidden_states(model: nn.Module, row: PackedRow, shared: bool = True) -> Tensor:

@@ -50,10 +50,6 @@ class World:
         """The value of every rank, in the order of ranks, on every rank. what: its name, for whoever must wait."""
         return [value]
 
-    def gather_dealt(self, items: Sequence[T], count: int, what: str) -> list[T]:
-        """What was made of `count` dealt items, in the order they had before `deal`, on every rank."""
-        return list(items)
-
     def together(self, work: Callable[[], T], what: str) -> list[T]:
         """The outcome of every rank's own work, in the order of ranks.
 

@@ -92,17 +92,13 @@ class Ranks(World):
             dist.all_gather_object(found, value)
         return found
 
-    def gather_dealt(self, items: Sequence[T], count: int, what: str) -> list[T]:
-        shares = self.gather(list(items), what)
-        return [shares[i % self.size][i // self.size] for i in range(count)]
-
     def together(self, work: Callable[[], T], what: str) -> list[T]:
         outcome, error = _attempt(work)
         return self._agreed(self.gather((outcome, _words(error)), what), error, what)
 
     def from_main(self, work: Callable[[], T], what: str) -> T:
         outcome, error = _attempt(work) if self.main else (None, None)
-        return self._agreed(self.gather((outcome, _words(error)), what), error, what)[0]
+        return cast(T, self._agreed(self.gather((outcome, _words(error)), what), error, what)[0])
 
     def agreed(self, work: Callable[[], T], what: str) -> T:
         outcome, error = _attempt(work)

@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from groupline.parallel.mesh import World
 
@@ -23,14 +25,14 @@ def write_shares(folder: Path, named: Mapping[str, Tensor], world: World) -> Non
     """
     try:
         with world.exchange("the checkpoint's shares"):
-            dcp.save({name: t.detach() for name, t in named.items()}, storage_writer=dcp.FileSystemWriter(folder))
+            save({name: t.detach() for name, t in named.items()}, storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:  # which is no Exception
         raise OSError(f"{folder}: {_words(error)}") from error
 
 
 def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that was written there."""
-    found = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {name: tuple(m.size) for name, m in found.items() if isinstance(m, TensorStorageMetadata)}
 
 
@@ -43,7 +45,7 @@ def read_shares(folder: Path, into: Mapping[str, Tensor], world: World) -> None:
     try:
         with world.exchange("the checkpoint's shares"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant to be
-            dcp.load(targets, storage_reader=dcp.FileSystemReader(folder), no_dist=not world.sharded)
+            load(targets, storage_reader=FileSystemReader(folder), no_dist=not world.sharded)
     except CheckpointException as error:
         raise OSError(f"{folder}: {_words(error)}") from error
 

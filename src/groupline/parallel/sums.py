@@ -24,7 +24,7 @@ def sum_tensors(tensors: Iterable[Tensor]) -> None:
             continue
         flat = torch.cat([t.reshape(-1) for t in bucket])
         dist.all_reduce(flat)
-        for tensor, summed in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+        for tensor, summed in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
             tensor.copy_(summed.view_as(tensor))
 
 

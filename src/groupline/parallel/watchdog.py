@@ -56,7 +56,7 @@ class Peer:
 
 
 class Watchdog:
-    """Watches one rank's waiting. `now`, `wait` and `arrived` are called by the main thread and only set fields."""
+    """Watches one rank's waiting. `now`, `wait` and `arrived` are called by the main thread."""
 
     made = 0  # in this process; every rank makes them alike
 
@@ -93,6 +93,7 @@ class Watchdog:
     def now(self, phase: str, step: int | None) -> None:
         self._own = replace(self._own, phase=phase, step=self._own.step if step is None else step)
         self._phase_since = time.monotonic()
+        self._beat()  # at once: the last that others know of this rank should be where it is
 
     def wait(self, what: str) -> None:
         self._own = replace(self._own, waiting=what, calls=self._own.calls + 1)
@@ -203,7 +204,9 @@ class Watchdog:
             return  # rank 0 makes the store with the process group
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
-            self._store = dist.TCPStore(host, port, None, False, timedelta(seconds=10), wait_for_workers=False)
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, None, False, timedelta(seconds=10), wait_for_workers=False
+            )
         except (RuntimeError, ConnectionError):  # tried again at the next beat
             self._store = None
 

@@ -120,8 +120,8 @@ class StepFacts:
         p = self.policy
         on_cpu = None
         if p is not None:
-            held = {field.name: getattr(p, field.name) for field in fields(p)}
-            on_cpu = PolicyFacts(**{name: None if fact is None else fact.cpu() for name, fact in held.items()})
+            held = ((field.name, getattr(p, field.name)) for field in fields(p))
+            on_cpu = replace(p, **{name: fact.cpu() for name, fact in held if fact is not None})
         total, *others = world.gather(replace(self, policy=on_cpu), "facts of the step")
         for other in others:
             total = total + other
