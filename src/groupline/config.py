@@ -172,6 +172,10 @@ class Config(RunSettings):
     """A row of `groupline.objective.OBJECTIVES`."""
     beta: NonNegative | None = None
     """Weight of the KL penalty to the starting policy; the row's own by default."""
+    kl: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of that KL; the row's own by default."""
+    kl_place: Literal["loss", "reward"] | None = None
+    """Whether the penalty is in each token's loss or taken from the answer's reward; the row's own by default."""
     epsilon: float | None = Field(default=None, ge=0, lt=1)
     """Lower clip bound (and upper, unless epsilon_high is given)."""
     epsilon_high: NonNegative | None = None
@@ -200,7 +204,6 @@ class Config(RunSettings):
     eval_every: int = Field(default=0, ge=0)
     """Also evaluate every so many steps; 0: only before and after."""
     eval_temperature: float = Field(default=1.0, ge=0)
-
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
 
@@ -219,11 +222,9 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = []
-        if self.num_generations < 2:
-            problems.append(
-                f"num_generations is {self.num_generations}: a group of one has nothing to be compared with; use at least 2"
-            )
+        problems, n = [], self.num_generations
+        if n < 2:
+            problems.append(f"num_generations is {n}: a group of one has nothing to be compared with; use at least 2")
         if self.temperature <= 0:
             problems.append(
                 f"temperature is {self.temperature}: greedy answers of a group are all equal, so nothing could be learned; "
@@ -294,7 +295,6 @@ def explain_unknown(key: str, known: Iterable[str]) -> str:
 
 def _explain(error: Any) -> str:
     loc = error["loc"]  # after the key itself come the keys within a nested model, or the member of a union
-    nested = loc[:1] == ("new_model",)
-    key = ".".join(str(part) for part in (loc if nested else loc[:1]))
+    key = ".".join(str(part) for part in (loc if loc[:1] == ("new_model",) else loc[:1]))
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{key} is {error['input']!r}: {message}" if key else message

@@ -162,20 +162,20 @@ def prepare(
 
 def objective_of(config: Config) -> Objective:
     """The named row with the configuration's changes."""
-    changes: dict[str, Any] = {
-        "clip_low": config.epsilon,
-        "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
-        "delta": config.delta,
-        "scale": config.scale_rewards,
-        "ddof": config.ddof,
-        "mask_truncated": config.mask_truncated_completions,
-        "top_entropy": config.top_entropy_quantile,
-        "beta": config.beta,
-    }
     try:
         row = get_objective(config.objective)
-        if config.beta and row.kl == "none":
-            changes["kl"] = "k3"
+        changes: dict[str, Any] = {
+            "clip_low": config.epsilon,
+            "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
+            "delta": config.delta,
+            "scale": config.scale_rewards,
+            "ddof": config.ddof,
+            "mask_truncated": config.mask_truncated_completions,
+            "top_entropy": config.top_entropy_quantile,
+            "beta": config.beta,
+            "kl": config.kl or ("k3" if config.beta and row.kl == "none" else None),
+            "kl_place": config.kl_place,
+        }
         return row.replace(**{k: v for k, v in changes.items() if v is not None})
     except ValueError as error:
         raise ConfigError(str(error)) from None
