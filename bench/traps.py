@@ -1,11 +1,10 @@
-"""The traps of docs/traps.md, run and measured.
+"""The traps of recipes/traps, run.
 
     python bench/traps.py data              the supervised start's examples, runs/traps/data/empty_think.jsonl
     python bench/traps.py run [PREFIX ...]  the runs whose names begin so (all of them); a finished one is left alone
-    python bench/traps.py show              the figures docs/images/traps_*.png, and what the page says in numbers
+    python bench/traps.py list [PREFIX ...] the same as commands
 
-`run` calls the recipes of recipes/traps as `groupline` does, so each run can be made by hand too: `list` prints the
-commands.
+`run` calls the recipes of recipes/traps as `groupline` does, so each run can be made by hand too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from groupline.cli import main as groupline
 
-ROOT = Path(__file__).parents[1]
 RUNS_IN = Path("runs/traps")
 DATA = RUNS_IN / "data" / "empty_think.jsonl"
 TEMPERATURES = ("0.3", "0.7", "1.0", "1.3")
@@ -79,7 +77,7 @@ def run(name: str, arguments: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("data", "run", "list", "show"))
+    parser.add_argument("what", choices=("data", "run", "list"))
     parser.add_argument("names", nargs="*", help="beginnings of run names")
     given = parser.parse_args()
     chosen = {n: a for n, a in runs().items() if not given.names or n.startswith(tuple(given.names))}
@@ -87,15 +85,11 @@ def main() -> None:
         write_data(DATA)
     elif given.what == "list":
         print("\n".join(f"groupline {' '.join(arguments)}" for arguments in chosen.values()))
-    elif given.what == "run":
+    else:
         if not DATA.exists():
             write_data(DATA)
         for name, arguments in chosen.items():
             run(name, arguments)
-    else:
-        from traps_figures import show
-
-        show(RUNS_IN, ROOT / "docs" / "images")
 
 
 if __name__ == "__main__":
