@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from groupline.cli import main, settings
 from groupline.config import Config, ConfigError
+from groupline.training.ppo import PpoConfig
 
 
 @pytest.fixture(autouse=True)
@@ -67,25 +68,25 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--help"], ["-h"], ["help"]):
         assert status(*args) == 0
         out = capsys.readouterr().out
-        for command in ("train", "eval", "sft", "merge", "import-gguf"):
+        for command in ("train", "ppo", "eval", "sft", "dpo", "merge", "import-gguf", "doctor", "explain"):
             assert f"groupline {command}" in out
     assert status() == 2
 
 
-@pytest.mark.parametrize(("command", "kind"), [("train", Config), ("eval", Config)])
+@pytest.mark.parametrize(("command", "kind"), [("train", Config), ("ppo", PpoConfig), ("eval", Config)])
 def test_help_lists_every_setting(command: str, kind: type[Config], capsys: pytest.CaptureFixture[str]) -> None:
     assert status(command, "--help") == 0
     out = capsys.readouterr().out
     for name in kind.model_fields:
         assert f"--{name.replace('_', '-')}" in out
-    assert "Answers to each prompt: the group." in out
+    assert ("Answers to each prompt; 1 will do" if kind is PpoConfig else "Answers to each prompt: the group.") in out
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("trian") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    commands = "train, eval, sft, merge, import-gguf, compat"
+    commands = "train, ppo, eval, sft, pairs, reward-model, dpo, merge, import-gguf, compat, doctor, audit-reward, probe, explain"
     assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 
 
@@ -280,3 +281,21 @@ def test_resume_alone_means_the_newest(recipe: Path, tmp_path: Path, capsys: pyt
     assert status("train", tmp_path / "run" / "config.yaml", "--resume", tmp_path / "run" / "checkpoint-1") == 0
     assert f"resuming from {tmp_path}/run/checkpoint-1, after step 1 of 2" in capsys.readouterr().out
     assert [m["step"] for m in rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+
+
+def test_ppo_then_eval_of_its_run(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run with single answers, planned, made and measured again from its folder."""
+    single = ("--num-generations", 1)
+    assert status("ppo", recipe, *single, "--dry-run") == 0
+    assert "objective  ppo: baseline none" in capsys.readouterr().out
+    assert status("ppo", recipe, *single, "--value_learning_rate", "1e-2") == 0
+    out = capsys.readouterr().out
+    assert "value explains" in out
+    assert "held out: 3 problems, 4 answers each" in out
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert results["models"].keys() == {"policy", "value"}  # beta 0: no reference
+    assert status("eval", tmp_path / "run") == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["pass@1"]["value"] == results["held_out"]["after"]["pass@1"]["value"]
+    assert status("train", recipe, "--objective", "ppo", "--overwrite", "true") == 2
+    assert "PPO needs a value model beside the policy: `groupline ppo`" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|merge|import-gguf|compat`. Thin: parse, call, print."""
+"""The command line: `groupline train|eval|sft|pairs|reward-model|dpo|...`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -7,27 +7,38 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
+from groupline import commands
 from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_recipe, read_yaml
 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
+  groupline ppo   [CONFIG.yaml] [--key value ...]     PPO: a value model, and a reward model where one is given
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
+  groupline pairs [CONFIG.yaml] [--key value ...]     preference pairs: sampled answers, ordered by the judge
+  groupline reward-model [CONFIG.yaml] [--key value ...]  a reward model from preference pairs
+  groupline dpo   [CONFIG.yaml] [--key value ...]     direct preference optimisation on pairs
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
+  groupline doctor RUN [RUN...]                       what a run's figures warn of; exit status 1 if it is broken
+  groupline audit-reward FUNCTION                     what a judge gives to adversarial answers
+  groupline probe [CONFIG.yaml] [--key value ...]     the share of groups that would teach, by group size
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
+  groupline explain [--out FILE] [--lang en|zh]       the method as a page to play with, in the browser
 
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
 """
 
 S = TypeVar("S", bound=RunSettings)
+C = TypeVar("C", bound=Config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,16 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if args else 2
-    commands = {
-        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat
+    known = {
+        "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
+        "dpo": _dpo, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat, "doctor": commands.doctor,
+        "audit-reward": commands.audit_reward, "probe": commands.probe, "explain": _explain,
     }  # fmt: skip
-    if args[0] not in commands:
-        print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
+    if args[0] not in known:
+        print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)
         return 2
-    _quiet_libraries()
+    if args[0] != "explain":  # which needs none of them
+        _quiet_libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:
-        return commands[args[0]](args[1:])
+        return known[args[0]](args[1:])
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         if os.environ.get("GROUPLINE_TRACEBACK"):
             raise
@@ -102,11 +116,30 @@ def _train(args: Sequence[str]) -> int:
 
         dry_run(config)
         return 0
-    from groupline.training.display import Display
     from groupline.training.grpo import train
 
+    return _shown(config, train)
+
+
+def _ppo(args: Sequence[str]) -> int:
+    from groupline.training.ppo import PpoConfig, ppo, ppo_objective
+
+    dry, args = switch(args, "dry-run")
+    config = settings(PpoConfig, args)
+    if dry:
+        from groupline.training.dry_run import dry_run
+
+        dry_run(config, objective=ppo_objective(config))
+        return 0
+    return _shown(config, ppo)
+
+
+def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any]]) -> int:
+    """A run with its progress, figures and table on the screen; the exit status."""
+    from groupline.training.display import Display
+
     with Display() as display:
-        results = train(config, display.say)
+        results = method(config, display.say)
     run = Path(config.output_dir)
     _figures(run)
     print(_table(results, run))
@@ -133,6 +166,25 @@ def _sft(args: Sequence[str]) -> int:
 
     sft(settings(SftConfig, args))
     return 0
+
+
+def _pairs(args: Sequence[str]) -> int:
+    from groupline.training.sampled_pairs import sample_pairs
+
+    sample_pairs(settings(Config, args, output_dir="runs/pairs"))
+    return 0
+
+
+def _reward_model(args: Sequence[str]) -> int:
+    from groupline.training.reward_model import RewardModelConfig, reward_model
+
+    return 130 if reward_model(settings(RewardModelConfig, args))["interrupted"] else 0
+
+
+def _dpo(args: Sequence[str]) -> int:
+    from groupline.training.dpo import DpoConfig, dpo
+
+    return 130 if dpo(settings(DpoConfig, args))["interrupted"] else 0
 
 
 def _import_gguf(args: Sequence[str]) -> int:
@@ -167,6 +219,23 @@ def _compat(args: Sequence[str]) -> int:
     from groupline.trl.options import table
 
     print(table())
+    return 0
+
+
+def _explain(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="groupline explain", description="The method as one HTML page, offline.")
+    parser.add_argument(
+        "--out", type=Path, default=Path("explain.html"), help="the file to write (default explain.html)"
+    )
+    parser.add_argument("--lang", default="en", help="the language it opens in, en or zh; a switch is in the page")
+    parser.add_argument("--no-open", action="store_true", help="only write it, open no browser")
+    given = parser.parse_args(args)
+    from groupline.report.explain import write_explainer
+
+    page = write_explainer(given.out, given.lang)
+    print(f"saved in {page}")
+    if not given.no_open and not webbrowser.open(page.as_uri()):
+        print("no browser was found here; open the file in one")
     return 0
 
 

@@ -1,14 +1,18 @@
 """Every run of bench/traps.py is of a recipe that loads, and asks for what its name says."""
 
+import json
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
-import yaml
 
 from groupline.cli import settings
-from groupline.config import Config
-from groupline.training.setup import judges_of, objective_of
+from groupline.config import Config, ConfigError
+from groupline.rewards.number import correct_number
+from groupline.training.judges import judges_of
+from groupline.training.ppo import PpoConfig
+from groupline.training.setup import objective_of
 from groupline.training.sft import SftConfig
 
 ROOT = Path(__file__).parents[2]
@@ -53,10 +57,39 @@ def test_kl_settings_lie_over_the_row():
     assert [(o.kl, o.kl_place) for o in found.values()] == [("k1", "reward"), ("k3", "loss"), ("k2", "loss")]
 
 
-def test_data_of_the_start(tmp_path):
-    traps.write_data(tmp_path / "new" / "data.jsonl", count=3)
-    for line in (tmp_path / "new" / "data.jsonl").read_text(encoding="utf-8").splitlines():
-        row = yaml.safe_load(line)
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        (
+            {"kl": "k1", "beta": 0.0},
+            r"^kl would change nothing, as beta is 0 \(as set\); set beta above 0, or leave it out",
+        ),
+        ({"kl_place": "reward", "objective": "dr_grpo"}, r"^kl_place would .* beta is 0 \(the default of dr_grpo\)"),
+        ({"kl": "k3", "kl_place": "loss", "beta": 0.0}, r"^kl and kl_place would .* leave them out"),
+    ],
+)
+def test_settings_of_a_penalty_without_weight_are_refused(changes, what):
+    with pytest.raises(ConfigError, match=what):
+        objective_of(Config(**changes))
+
+
+def test_ppo_has_its_own_penalty():
+    assert PpoConfig(kl="k1", kl_place="reward").kl == "k1"
+    for changes in ({"kl": "k3"}, {"kl_place": "loss"}):
+        with pytest.raises(ConfigError, match="PPO takes k1 from the reward, token by token; leave them out"):
+            PpoConfig(**changes)
+
+
+def test_data_of_the_starts(tmp_path):
+    traps.write_data(tmp_path / "new", count=300)
+    lines = (tmp_path / "new" / "empty_think.jsonl").read_text(encoding="utf-8").splitlines()
+    for row in map(json.loads, lines):
         assert row["empty"] == f"<think></think>\n{row['answer']}"
         assert row["plain"].splitlines()[-1] == row["answer"]
         assert "think>" not in row["plain"]
+    rows = [json.loads(x) for x in (tmp_path / "new" / "dots.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == len(lines) == 300
+    assert {frozenset(r["dots"]) for r in rows} == {frozenset(".")}
+    assert correct_number(completions=[r["worked"] for r in rows], answer=[r["answer"] for r in rows]) == [1.0] * 300
+    assert not any(correct_number(completions=[r["dots"] for r in rows], answer=[r["answer"] for r in rows]))
+    assert 10 < mean(len(r["dots"]) for r in rows) < 14  # of a geometric law with chance 1/12, its error 0.7

@@ -3,6 +3,7 @@
 from groupline.objective.advantages import group_advantages
 from groupline.objective.kl import add_kl_to_reward, k1, k2, k3, kl_estimate
 from groupline.objective.policy import PolicyFacts, policy_loss
+from groupline.objective.preference import PreferenceFacts, bradley_terry_loss, dpo_loss
 from groupline.objective.presets import (
     BNPO,
     CISPO,
@@ -11,6 +12,7 @@ from groupline.objective.presets import (
     GRPO,
     GSPO,
     OBJECTIVES,
+    PPO,
     REINFORCE,
     RLOO,
     Objective,
@@ -24,6 +26,7 @@ from groupline.objective.ratios import (
     token_ratio,
     truncated_importance_weights,
 )
+from groupline.objective.value import explained_variance, gae, token_rewards, value_loss, whiten
 from groupline.objective.weights import step_totals, token_weights
 
 __all__ = [
@@ -35,11 +38,17 @@ __all__ = [
     "GSPO",
     "LOG_RATIO_BOUND",
     "OBJECTIVES",
+    "PPO",
     "REINFORCE",
     "RLOO",
     "Objective",
     "PolicyFacts",
+    "PreferenceFacts",
     "add_kl_to_reward",
+    "bradley_terry_loss",
+    "dpo_loss",
+    "explained_variance",
+    "gae",
     "get_objective",
     "group_advantages",
     "k1",
@@ -52,6 +61,9 @@ __all__ = [
     "sequence_sum",
     "step_totals",
     "token_ratio",
+    "token_rewards",
     "token_weights",
     "truncated_importance_weights",
+    "value_loss",
+    "whiten",
 ]

@@ -12,7 +12,8 @@ from groupline.rewards import reward_notes
 from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems
 from groupline.training.collect import encode_problems
-from groupline.training.setup import eval_sampling_of, judges_of, prompt_limit
+from groupline.training.judges import judges_of
+from groupline.training.setup import eval_sampling_of, prompt_limit
 
 
 def evaluate_config(config: Config, say: Callable[[str], None] = print) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import platform
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from groupline.training.checkpoint import (
     write_checkpoint,
 )
 from groupline.training.collect import Prompted
+from groupline.training.method import Method
 from groupline.training.run import RunFolder, check_rows, unsaved
 from groupline.training.setup import Setup, describe
 
@@ -36,7 +37,8 @@ from groupline.training.setup import Setup, describe
 FREE = frozenset(
     {
         "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
-        "overwrite", "precision", "resume", "save_steps", "save_total_limit", "trust_remote_code",
+        "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
+        "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
 
@@ -47,6 +49,7 @@ class Keeper:
 
     setup: Setup
     folder: RunFolder
+    method: Method
     origin: dict[str, Any]
     newest: Path | None = None
 
@@ -57,9 +60,14 @@ class Keeper:
             self.save(step, results)
 
     def save(self, step: int, results: dict[str, Any]) -> None:
+        self.newest = self.write(self.folder.path, step, results)
+        prune(self.folder.path, self.setup.config.save_total_limit, self.newest)
+
+    def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
+        """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
         setup = self.setup
-        tensors = {"weights": _trained(setup)}
-        for name, weight in tensors["weights"].items():
+        tensors = {"weights": _trained(setup), **self.method.tensors()}
+        for name, weight in (pair for named in tensors.values() for pair in named.items()):
             if not bool(torch.isfinite(weight).all()):  # nobody could go on from it, and it might push out a good one
                 raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
         if setup.reference is not None and setup.passed_in and setup.reference.state():
@@ -72,10 +80,10 @@ class Keeper:
             "tokens_seen": setup.tokens_seen,
             "files": self.folder.sync(),
             "results": results,
+            "hooks": dict(hooks or {}),
         }
-        torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state()}
-        self.newest = write_checkpoint(self.folder.path, step, tensors, torch_state, state)
-        prune(self.folder.path, setup.config.save_total_limit, self.newest)
+        torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state(), **self.method.torch_state()}
+        return write_checkpoint(folder, step, tensors, torch_state, state)
 
     def words(self) -> str:
         """Where to go on from, for the message of a run that stops."""
@@ -107,7 +115,7 @@ def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | 
                 f"resume: {found.folder} is not in output_dir {run}, where the rows of its run are; set output_dir to "
                 f"{found.folder.parent}"
             )
-    _refuse_changes(found, config)
+    refuse_changes(found, config)
     check_rows(run, found.state["files"])
     return found
 
@@ -121,7 +129,7 @@ def _may_begin_anew(run: Path) -> None:
         )
 
 
-def _refuse_changes(found: Checkpoint, config: Config) -> None:
+def refuse_changes(found: Checkpoint, config: Config) -> None:
     before, now = found.state["settings"], config.model_dump(mode="json")
     told = [
         f"{key} was {json.dumps(before[key])} and is {json.dumps(now[key])} now"
@@ -132,7 +140,8 @@ def _refuse_changes(found: Checkpoint, config: Config) -> None:
     if told:
         raise ConfigError(
             f"resume: {'; '.join(told)}. What was trained so far in {found.folder} was not trained so: set it back, or "
-            "start a run of its own in another output_dir"
+            f"start a run of its own in another output_dir. These may change: {', '.join(sorted(FREE))}; and steps, under "
+            "a constant rate"
         )
     if config.steps < found.step:
         raise ConfigError(f"resume: steps is {config.steps}, and {found.folder} is after step {found.step} already")
@@ -152,7 +161,9 @@ def origin_of(setup: Setup) -> dict[str, Any]:
     }
 
 
-def restore(found: Checkpoint, setup: Setup, say: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+def restore(
+    found: Checkpoint, setup: Setup, method: Method, say: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Bring `setup` to where the checkpoint was taken; (the run's results so far, its origin).
 
     Raises ConfigError, before anything is changed, if the run did not start from what `setup` holds.
@@ -171,6 +182,7 @@ def restore(found: Checkpoint, setup: Setup, say: Callable[[str], None]) -> tupl
     if setup.reference is not None and reference is not None:
         setup.reference.load_state(reference)
     setup.optimiser.load_state_dict(kept["optimiser"])
+    method.load(found)
     setup.tokens_seen = found.state["tokens_seen"]
     if setup.why_tokens != "as set":
         tokens = found.state["settings"]["micro_batch_tokens"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,13 +15,13 @@ from groupline.models.load import Precision, choose_precision, load_model, load_
 from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
-from groupline.records import Problem, SamplingParams
-from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
-from groupline.rewards.registry import reward_list
+from groupline.records import SamplingParams
+from groupline.rewards import Judging, Reward, reward_notes
+from groupline.rewards.columns import column_names
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
-from groupline.tasks.task import get_task
 from groupline.training.collect import ProblemStream, Prompted, Stream, encode_problems
+from groupline.training.judges import check_gold, judges_of
 from groupline.training.optim import Optimiser
 from groupline.training.step import Scorer
 
@@ -111,7 +111,9 @@ def prepare(
     )
     if not train_on:
         raise ConfigError("there are no problems to train on: `problems` is empty")
-    _check_gold(judges, [*train_on, *measure_on])
+    for asked in (train_on, measure_on):
+        column_names(asked, ("prefill",))  # raises for what reward functions could not be given
+    check_gold(judges, [*train_on, *measure_on])
     tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     passed_in = model is not None
     policy: Any = model if model is not None else load_model(config.model, trust_remote_code=config.trust_remote_code)
@@ -149,7 +151,7 @@ def prepare(
     tokens, why_tokens = _micro_batch_tokens(
         config, policy, precision, max(len(p.ids) for p in stream.prompted), scorer
     )
-    planned = PlannedConfig(**dict(config) | {"micro_batch_tokens": tokens})
+    planned = cast(PlannedConfig, config.model_copy(update={"micro_batch_tokens": tokens}))
     setup = Setup(
         planned, precision, tokenizer, policy, reference, objective, judges, stream, held,
         dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
@@ -160,25 +162,38 @@ def prepare(
     return setup
 
 
-def objective_of(config: Config) -> Objective:
-    """The named row with the configuration's changes."""
+def objective_of(config: Config, row: Objective | None = None) -> Objective:
+    """The row, by default the one that is named, with the configuration's changes.
+
+    ConfigError: what the row cannot be changed to, and settings of a KL penalty that has no weight.
+    """
+    changes: dict[str, Any] = {
+        "clip_low": config.epsilon,
+        "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
+        "delta": config.delta,
+        "scale": config.scale_rewards,
+        "ddof": config.ddof,
+        "mask_truncated": config.mask_truncated_completions,
+        "top_entropy": config.top_entropy_quantile,
+        "beta": config.beta,
+        "kl": config.kl,
+        "kl_place": config.kl_place,
+    }
     try:
-        row = get_objective(config.objective)
-        changes: dict[str, Any] = {
-            "clip_low": config.epsilon,
-            "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
-            "delta": config.delta,
-            "scale": config.scale_rewards,
-            "ddof": config.ddof,
-            "mask_truncated": config.mask_truncated_completions,
-            "top_entropy": config.top_entropy_quantile,
-            "beta": config.beta,
-            "kl": config.kl or ("k3" if config.beta and row.kl == "none" else None),
-            "kl_place": config.kl_place,
-        }
-        return row.replace(**{k: v for k, v in changes.items() if v is not None})
+        row = row or get_objective(config.objective)
+        if config.beta and row.kl == "none" and config.kl is None:
+            changes["kl"] = "k3"
+        changed = row.replace(**{k: v for k, v in changes.items() if v is not None})
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    idle = [name for name in ("kl", "kl_place") if getattr(config, name) is not None]
+    if idle and changed.beta == 0:
+        raise ConfigError(
+            f"{' and '.join(idle)} would change nothing, as beta is 0 "
+            f"({f'the default of {row.name}' if config.beta is None else 'as set'}); set beta above 0, or leave "
+            f"{'it' if len(idle) == 1 else 'them'} out"
+        )
+    return changed
 
 
 def sampling_of(config: Config) -> SamplingParams:
@@ -197,32 +212,6 @@ def eval_sampling_of(config: Config) -> SamplingParams:
     return SamplingParams(
         temperature=config.eval_temperature, max_new_tokens=config.max_completion_length, stop=config.stop
     )
-
-
-def judges_of(config: Config) -> list[Reward]:
-    """The reward functions that the configuration names, or its task's own."""
-    names = config.rewards
-    if names is None:
-        names = ("correct_number",) if config.train_file else get_task(config.task).rewards
-    if config.reward_weights is not None and len(config.reward_weights) != len(names):
-        raise ConfigError(f"{len(config.reward_weights)} reward_weights for the rewards {', '.join(names)}")
-    return reward_list(names, config.reward_weights)
-
-
-def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
-    answers = [p.answer for p in problems]
-    for judge in judges:
-        if judge.name == "correct_number":
-            rows, lack = unreadable_answers(answers), "hold no number"
-        elif isinstance(judge.function, MathVerify):
-            rows, lack = judge.function.unreadable_answers(answers), "cannot be read as mathematics"
-        else:
-            continue
-        if rows:
-            shown = ", ".join(f"{problems[r].id} ({problems[r].answer!r})" for r in rows[:5])
-            raise ConfigError(
-                f"the gold answers of {len(rows)} problems {lack}, so {judge.name} cannot judge them: {shown}"
-            )
 
 
 def prompt_limit(config: Config, model: Any) -> int | None:
@@ -264,7 +253,7 @@ def describe(setup: Setup) -> str:
     reference = "none (beta 0)" if setup.reference is None else f"{setup.reference.kind}, beta {o.beta:g} on {o.kl}"
     clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
     rows = [
-        ("model", f"{c.model}: {every:,} weights, {trained:,} trained"),
+        ("model", f"{'passed in' if setup.passed_in else c.model}: {every:,} weights, {trained:,} trained"),
         ("device", str(setup.precision)),
         ("problems", f"{len(setup.stream.prompted)} to train on, {len(setup.held_out)} held out, {setup.dropped} too long"),
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
@@ -287,14 +276,11 @@ def _differing_defaults(setup: Setup) -> list[str]:
     """Sampling settings in the model's own generation config that this run does not follow, said aloud."""
     own = getattr(setup.engine.model, "generation_config", None)
     p = setup.sampling
-    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p}
+    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": 1}
     differ = [
         f"{k} {v:g} (here {ours[k]:g})"
         for k in ours
         if isinstance(v := getattr(own, k, None), (int, float)) and v != ours[k] and not (k == "top_k" and v == 50)
     ]
-    return (
-        [f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"]
-        if differ
-        else []
-    )
+    note = f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"
+    return [note] if differ else []
