@@ -1,6 +1,6 @@
 """The traps of recipes/traps, run.
 
-    python bench/traps.py data              the supervised starts' examples, runs/traps/data/*.jsonl
+    python bench/traps.py data              the supervised start's examples, runs/traps/data/empty_think.jsonl
     python bench/traps.py run [PREFIX ...]  the runs whose names begin so (all of them); a finished one is left alone
     python bench/traps.py list [PREFIX ...] the same as commands
     python bench/traps.py show              the figures of docs/traps.md from the runs, and its pictures into docs/images
@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from pathlib import Path
 
 from groupline.cli import main as groupline
 
 RUNS_IN = Path("runs/traps")
-DATA = RUNS_IN / "data"
+DATA = RUNS_IN / "data" / "empty_think.jsonl"
 TEMPERATURES = ("0.3", "0.7", "1.0", "1.3")
 GROUP_SIZES = (2, 4, 8, 16)
 
 
 def runs() -> dict[str, list[str]]:
     """{name: arguments of `groupline`}; a run's folder is runs/traps/NAME."""
-    found = {f"{start}_start": ["sft", f"{start}_start.yaml"] for start in ("empty_think", "dots")}
+    found = {"empty_think_start": ["sft", "empty_think_start.yaml"]}
     for judge in ("naive", "fixed"):
         for seed in (0, 1):
             found[f"empty_think_{judge}_{seed}"] = ["train", f"empty_think_{judge}.yaml", "--seed", str(seed)]
@@ -44,40 +43,32 @@ def runs() -> dict[str, list[str]]:
     for seed in (0, 1):
         for row in ("grpo", "dr_grpo"):
             found[f"length_{row}_{seed}"] = ["train", "length.yaml", "--objective", row, "--seed", str(seed)]
-            found[f"dots_{row}_{seed}"] = ["train", "dots.yaml", "--objective", row, "--seed", str(seed)]
         for kl, place in (("k3", "loss"), ("k1", "loss"), ("k1", "reward")):
             found[f"kl_{kl}_{place}_{seed}"] = [
                 "train", "kl.yaml", "--kl", kl, "--kl_place", place, "--seed", str(seed)
             ]  # fmt: skip
-        # not 0: so the reference is kept and the KL is measured
-        found[f"kl_free_{seed}"] = ["train", "kl.yaml", "--beta", "1e-9", "--seed", str(seed)]
+    # not 0: so the reference is kept and the KL is measured
+    found["kl_free_0"] = ["train", "kl.yaml", "--beta", "1e-9", "--seed", "0"]
     return {
         name: [call, f"recipes/traps/{recipe}", *more, "--output_dir", str(RUNS_IN / name)]
         for name, (call, recipe, *more) in found.items()
     }
 
 
-def write_data(folder: Path, count: int = 2000) -> None:
-    """Built-in problems with what the two supervised starts learn to answer.
-
-    empty_think.jsonl: `plain`, the worked solution without tags, and `empty`, an empty thought and the bare answer.
-    dots.jsonl: `worked`, the worked solution, and `dots`, a give-up of 1 to 80 full stops that after each one ends with
-    chance 1/12: right or wrong has nothing to do with how many.
-    """
+def write_data(path: Path, count: int = 2000) -> None:
+    """Built-in problems, each with `plain`, its worked solution without tags, and `empty`, an empty thought and the
+    bare answer."""
     from groupline.tasks.arithmetic import generate
 
-    chance, think, dots = random.Random(0), [], []
-    for problem in generate("th", "train", 0, count):
-        worked = str(problem.columns["solution"])
-        asked = {"prompt": list(problem.prompt), "answer": problem.answer}
-        plain = worked.removeprefix("<think>").replace("</think>", "")
-        think.append(asked | {"plain": plain, "empty": f"<think></think>\n{problem.answer}"})
-        many = next((n for n in range(1, 80) if chance.random() < 1 / 12), 80)
-        dots.append(asked | {"worked": worked, "dots": "." * many})
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("empty_think", think), ("dots", dots)):
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for problem in generate("th", "train", 0, count):
+            thought = str(problem.columns["solution"]).removeprefix("<think>").replace("</think>", "")
+            row = {
+                "prompt": list(problem.prompt), "answer": problem.answer, "plain": thought,
+                "empty": f"<think></think>\n{problem.answer}",
+            }  # fmt: skip
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def run(name: str, arguments: list[str]) -> None:
@@ -107,7 +98,7 @@ def main() -> None:
         print("\n".join(lines(figures)))
         print("\n".join(map(str, draw(figures, Path("docs/images")))))
     else:
-        if not (DATA / "dots.jsonl").exists():
+        if not DATA.exists():
             write_data(DATA)
         for name, arguments in chosen.items():
             run(name, arguments)

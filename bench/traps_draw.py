@@ -132,24 +132,22 @@ def _std(found: dict[str, Any], axes: Any) -> None:
 
 
 def _length(found: dict[str, Any], axes: Any) -> None:
-    titles = {"length": "Wrong answers, built-in model", "dots": "Answers of full stops only"}
-    for axis, (task, title) in zip(axes, titles.items(), strict=False):
-        _by_row(axis, found[task], "lengths")
-        axis.set(xlabel="step", ylabel="mean length (tokens)", title=title)
-        axis.set_ylim(bottom=0)
-    _by_row(axes[2], found["dots"], "gives_up")
-    axes[2].set(xlabel="step", ylabel="share of all answers", ylim=(0, None), title="How many are full stops only")
-    axes[0].legend(fontsize=8, frameon=False)
-
-
-def _by_row(axis: Any, rows: dict[str, Any], key: str) -> None:
-    words = {"grpo": "per sequence (grpo)", "dr_grpo": "per token (dr_grpo)"}
-    for (row, seeds), colour in zip(rows.items(), (ORANGE, BLUE), strict=True):
-        for seed, f in enumerate(seeds):
-            at, means, _ = zip(*f[key], strict=True)
-            axis.plot(
-                at, means, ("-", "--")[seed], color=colour, marker="o", markersize=3, label=f"{words[row]}, seed {seed}"
-            )
+    words = {"grpo": "per sequence (grpo)", "dr_grpo": "per budget (dr_grpo)"}
+    for axis, kind in zip(axes, ("wrong", "right"), strict=True):
+        for (row, seeds), colour in zip(found.items(), (ORANGE, BLUE), strict=True):
+            for seed, f in enumerate(seeds):
+                at, means, _ = zip(*f[kind], strict=True)
+                axis.plot(
+                    at,
+                    means,
+                    ("-", "--")[seed],
+                    color=colour,
+                    marker="o",
+                    markersize=3,
+                    label=f"{words[row]}, seed {seed}",
+                )
+        axis.set(xlabel="step", ylabel="mean length (tokens)", ylim=(0, 55), title=f"Answers that are {kind}")
+    axes[1].legend(fontsize=8, frameon=False, loc="lower right")
 
 
 def _kl(found: dict[str, Any], axes: Any) -> None:
@@ -157,7 +155,9 @@ def _kl(found: dict[str, Any], axes: Any) -> None:
         for seed, curve in enumerate(f["kl"]):
             shown = label if seed == 0 else None
             axes[0].plot(range(1, len(curve) + 1), curve, ("-", "--")[seed], color=colour, linewidth=1.3, label=shown)
-    axes[0].set(xlabel="step", ylabel="KL to the start (nats a token)", title="Measured, beta 0.3 (two seeds)")
+    axes[0].set(
+        xlabel="step", ylabel="KL to the start (nats a token)", title="Measured, beta 0.3 (no penalty: one seed)"
+    )
     axes[0].legend(fontsize=8, frameon=False)
     colours = (GREY, ORANGE, BLUE, GREEN, "black")
     for place, (penalty, colour) in enumerate(zip(PULL, colours, strict=True)):
@@ -180,6 +180,6 @@ PICTURES: tuple[tuple[str, int, Callable[[Any, Any], None]], ...] = (
     ("groups", 2, _groups),
     ("temperature", 3, _temperature),
     ("std", 2, _std),
-    ("length", 3, _length),
+    ("length", 2, _length),
     ("kl", 2, _kl),
 )

@@ -78,11 +78,6 @@ def thinks_nothing(text: str) -> bool:
     return EMPTY_THOUGHT.match(text) is not None
 
 
-def gives_up(text: str) -> bool:
-    """Whether the answer is full stops and nothing else."""
-    return set(text.strip()) == {"."}
-
-
 def mean_by_step(values: Iterable[tuple[int, float]], width: int = 1) -> list[tuple[float, float, int]]:
     """(middle of the window, mean, count) for each window of `width` steps that has values; steps count from 1."""
     seen: dict[int, list[float]] = defaultdict(list)

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import sqrt
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import traps_numbers as numbers
@@ -132,24 +133,27 @@ def temperature(root: Path) -> dict[str, Any]:
 
 
 def length(root: Path) -> dict[str, Any]:
-    """{task: {row: one dictionary a seed}}; lengths in tokens, the end included, by windows of 5 steps."""
-    out: dict[str, Any] = {"length": {}, "dots": {}}
+    """{row: one dictionary a seed}: tokens of wrong and of right answers, the end included, by windows of 5 steps."""
+    out: dict[str, Any] = {}
     for row in ("grpo", "dr_grpo"):
-        for task in out:
-            out[task][row] = []
-            for seed in SEEDS:
-                answers = Run(root / f"{task}_{row}_{seed}").answers
-                kept = [a for a in answers if a["reward"] == 0 and (task == "length" or numbers.gives_up(a["text"]))]
-                share = numbers.mean_by_step(((a["step"], float(numbers.gives_up(a["text"]))) for a in answers), 5)
-                wrong = numbers.mean_by_step(((a["step"], len(a["ids"])) for a in kept), 5)
-                out[task][row].append({"lengths": wrong, "gives_up": share})
+        out[row] = []
+        for seed in SEEDS:
+            run = Run(root / f"length_{row}_{seed}")
+            tokens = [(a["reward"], a["step"], len(a["ids"])) for a in run.answers]
+            last = [n for reward, step, n in tokens if reward == 0 and step > run.steps[-1]["step"] - 5]
+            out[row].append({
+                "wrong": numbers.mean_by_step(((step, n) for reward, step, n in tokens if reward == 0), 5),
+                "right": numbers.mean_by_step(((step, n) for reward, step, n in tokens if reward == 1), 5),
+                "error": stdev(last) / sqrt(len(last)), "held_out": run.held_out,
+            })  # fmt: skip
     return out
 
 
 def penalties(root: Path) -> dict[str, Any]:
     out = {}
     for name, label in PENALTIES.items():
-        runs = [Run(root / f"{name}_{seed}") for seed in SEEDS]
+        seeds = (0,) if name == "kl_free" else SEEDS
+        runs = [Run(root / f"{name}_{seed}") for seed in seeds]
         out[label] = {
             "kl": [r.curve("kl") for r in runs], "end": [r.at_the_end("kl") for r in runs],
             "accuracy": [r.at_the_end("accuracy") for r in runs], "grad_norm": [r.at_the_end("grad_norm") for r in runs],
@@ -191,12 +195,12 @@ def lines(figures: dict[str, Any]) -> list[str]:
             f"   {name:12} measured {_thousandths(f['measured'])} expected {_thousandths(f['expected'])} "
             f"groups {f['groups']}; a group's weight at p {_thousandths(RARE)} to that at 1/2: {_thousandths(f['relative'])}"
         )
-    say.append("5. tokens of wrong answers (length) and of those that give up (dots), windows of 5 steps: mean (count)")
-    for task, rows in figures["length"].items():
-        for row, seed, f in ((row, seed, f) for row, seeds in rows.items() for seed, f in enumerate(seeds)):
-            say.append(f"   {task:6} {row:8} {seed}: {' '.join(f'{m:.1f}({n})' for _, m, n in f['lengths'])}")
-            if task == "dots":
-                say.append(f"          share that give up: {' '.join(f'{m:.2f}' for _, m, _ in f['gives_up'])}")
+    say.append("5. tokens of wrong answers, windows of 5 steps: mean (count); standard error of the last")
+    for row, seed, f in ((row, seed, f) for row, seeds in figures["length"].items() for seed, f in enumerate(seeds)):
+        shown = " ".join(f"{m:.1f}({n})" for _, m, n in f["wrong"])
+        say.append(
+            f"   {row:8} {seed}: {shown}; {f['error']:.1f}; right, last: {f['right'][-1][1]:.1f}; held out {_held(f['held_out'])}"
+        )
     say.append(f"6. KL to the start, nats a token, means of the last {LAST} steps, by seed")
     for label, f in figures["kl"].items():
         say.append(

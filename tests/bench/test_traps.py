@@ -3,13 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
 from groupline.cli import settings
 from groupline.config import Config, ConfigError
-from groupline.rewards.number import correct_number
 from groupline.training.judges import judges_of
 from groupline.training.ppo import PpoConfig
 from groupline.training.setup import objective_of
@@ -80,16 +78,9 @@ def test_ppo_has_its_own_penalty():
             PpoConfig(**changes)
 
 
-def test_data_of_the_starts(tmp_path):
-    traps.write_data(tmp_path / "new", count=300)
-    lines = (tmp_path / "new" / "empty_think.jsonl").read_text(encoding="utf-8").splitlines()
-    for row in map(json.loads, lines):
+def test_data_of_the_start(tmp_path):
+    traps.write_data(tmp_path / "new" / "data.jsonl", count=3)
+    for row in map(json.loads, (tmp_path / "new" / "data.jsonl").read_text(encoding="utf-8").splitlines()):
         assert row["empty"] == f"<think></think>\n{row['answer']}"
         assert row["plain"].splitlines()[-1] == row["answer"]
         assert "think>" not in row["plain"]
-    rows = [json.loads(x) for x in (tmp_path / "new" / "dots.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(rows) == len(lines) == 300
-    assert {frozenset(r["dots"]) for r in rows} == {frozenset(".")}
-    assert correct_number(completions=[r["worked"] for r in rows], answer=[r["answer"] for r in rows]) == [1.0] * 300
-    assert not any(correct_number(completions=[r["dots"] for r in rows], answer=[r["answer"] for r in rows]))
-    assert 10 < mean(len(r["dots"]) for r in rows) < 14  # of a geometric law with chance 1/12, its error 0.7
