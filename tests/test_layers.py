@@ -12,7 +12,7 @@ import pytest
 import groupline
 
 LINES = (
-    ("records", "runlog", "objective", "metrics"),
+    ("records", "runlog", "objective", "metrics", "ability"),
     ("config", "chat"),
     ("tasks", "rewards"),
     ("models", "parallel"),

@@ -7,18 +7,22 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
-from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_recipe, read_yaml
+from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_recipe
+from groupline.report.ability import ability_table, write_ability
+from groupline.report.curves import write_curves
+from groupline.runlog import write_json
 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
-  groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
+  groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems; --k 1,8,64 says which
+                  [--compare BEFORE AFTER] [--out FILE]  of two models: was ability created, or sharpened?
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
@@ -108,24 +112,62 @@ def _train(args: Sequence[str]) -> int:
     with Display() as display:
         results = train(config, display.say)
     run = Path(config.output_dir)
-    _figures(run)
+    figures = _figures(lambda: write_curves(run))
+    if figures.startswith("no"):
+        print(figures)
     print(_table(results, run))
     return 130 if results["interrupted"] else 0
 
 
 def _eval(args: Sequence[str]) -> int:
-    defaults: dict[str, Any] = {}
-    rest = list(args)
-    if rest and (Path(rest[0]) / "config.yaml").exists():  # a run's folder: its settings, its trained model
-        run = Path(rest.pop(0))
-        given = {k: v for k, v in read_yaml(run / "config.yaml").items() if k in Config.model_fields}
-        defaults = {**given, "model": str(run / "model"), "lora_r": 0, "lora_alpha": None}
-    config = settings(Config, rest, **defaults)
-    from groupline.training.held_out import evaluate_config
+    from groupline.training.held_out import KS, compare_models, evaluate_config, is_run, run_settings
 
-    measured = evaluate_config(config, lambda line: print(line, file=sys.stderr))
-    print(json.dumps({k: v for k, v in measured.items() if k != "right_per_problem"}, ensure_ascii=False, indent=1))
+    (asked,), rest = take(args, "k", 1)
+    (before, after), rest = take(rest, "compare", 2)
+    (out,), rest = take(rest, "out", 1)
+    ks = numbers("--k", asked) if asked else KS if before else None
+    defaults: dict[str, Any] = {}
+    if rest and is_run(rest[0]):  # a run's folder: its settings, its trained model
+        defaults = run_settings(Path(rest.pop(0)))
+    elif before and is_run(after) and not (rest and not rest[0].startswith("-")):
+        defaults = run_settings(Path(after))
+    config = settings(Config, rest, **defaults)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    found = compare_models(config, before, after, ks or KS, say) if before else evaluate_config(config, say, ks)
+    if out:
+        write_json(Path(out), found)
+        say(_figures(lambda: write_ability(Path(out))))
+    if before:
+        print(ability_table(found))
+    else:
+        print(json.dumps({k: v for k, v in found.items() if k != "right_per_problem"}, ensure_ascii=False, indent=1))
     return 0
+
+
+def take(args: Sequence[str], name: str, count: int) -> tuple[list[str], list[str]]:
+    """(the `count` values after `--name`, each "" if it is not there; the other arguments)."""
+    rest = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"--{name}=") else [arg])]
+    if f"--{name}" not in rest:
+        return [""] * count, rest
+    at = rest.index(f"--{name}")
+    values = rest[at + 1 : at + 1 + count]
+    if len(values) < count or any(v.startswith("--") for v in values):
+        raise ConfigError(f"--{name} needs {count} value{'s' * (count > 1)} after it")
+    return values, rest[:at] + rest[at + 1 + count :]
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers, sorted, each once."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise ConfigError(f"{name} is {text!r}; it must be whole numbers from 1 with commas between them: 1,8,64")
+    return tuple(found)
 
 
 def _sft(args: Sequence[str]) -> int:
@@ -170,13 +212,12 @@ def _compat(args: Sequence[str]) -> int:
     return 0
 
 
-def _figures(run: Path) -> None:
-    from groupline.report.curves import write_curves
-
+def _figures(write: Callable[[], list[Path]]) -> str:
+    """Write them, and say so in one line, or why not: without matplotlib everything else is there all the same."""
     try:
-        write_curves(run)
+        return f"figures: {', '.join(map(str, write()))}"
     except ImportError as error:
-        print(f"no figures: {error}")
+        return f"no figures: {error}"
 
 
 def _table(results: dict[str, Any], run: Path) -> str:
