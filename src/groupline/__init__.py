@@ -19,6 +19,7 @@ _HOMES = {
     "ConfigError": "groupline.config",
     "DAPO": "groupline.objective",
     "DR_GRPO": "groupline.objective",
+    "DpoConfig": "groupline.training.dpo",
     "Engine": "groupline.sampling",
     "GRPO": "groupline.objective",
     "GRPOConfig": "groupline.trl",
@@ -27,14 +28,18 @@ _HOMES = {
     "Group": "groupline.records",
     "OBJECTIVES": "groupline.objective",
     "Objective": "groupline.objective",
+    "Pair": "groupline.records",
     "Problem": "groupline.records",
     "REINFORCE": "groupline.objective",
     "RLOO": "groupline.objective",
     "Reward": "groupline.rewards",
     "RewardError": "groupline.rewards",
+    "RewardModelConfig": "groupline.training.reward_model",
     "Rollout": "groupline.records",
     "SamplingParams": "groupline.records",
+    "SftConfig": "groupline.training.sft",
     "bootstrap_interval": "groupline.metrics",
+    "dpo": "groupline.training.dpo",
     "evaluate": "groupline.evaluation",
     "get_objective": "groupline.objective",
     "group_advantages": "groupline.objective",
@@ -42,8 +47,11 @@ _HOMES = {
     "maj_at_k": "groupline.metrics",
     "pass_at_k": "groupline.metrics",
     "policy_loss": "groupline.objective",
+    "read_pairs": "groupline.tasks",
     "read_problems": "groupline.tasks",
+    "reward_model": "groupline.training.reward_model",
     "rewards": "groupline",
+    "sft": "groupline.training.sft",
     "token_weights": "groupline.objective",
     "train": "groupline.training.grpo",
     "wilson_interval": "groupline.metrics",
@@ -63,18 +71,23 @@ __all__ = [
     "Completion",
     "Config",
     "ConfigError",
+    "DpoConfig",
     "Engine",
     "GRPOConfig",
     "GRPOTrainer",
     "Group",
     "Objective",
+    "Pair",
     "Problem",
     "Reward",
     "RewardError",
+    "RewardModelConfig",
     "Rollout",
     "SamplingParams",
+    "SftConfig",
     "__version__",
     "bootstrap_interval",
+    "dpo",
     "evaluate",
     "get_objective",
     "group_advantages",
@@ -82,8 +95,11 @@ __all__ = [
     "maj_at_k",
     "pass_at_k",
     "policy_loss",
+    "read_pairs",
     "read_problems",
+    "reward_model",
     "rewards",
+    "sft",
     "token_weights",
     "train",
     "wilson_interval",
@@ -111,11 +127,14 @@ if TYPE_CHECKING:
         policy_loss,
         token_weights,
     )
-    from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
+    from groupline.records import Completion, Group, Pair, Problem, Rollout, SamplingParams
     from groupline.rewards import Reward, RewardError
     from groupline.sampling import Engine
-    from groupline.tasks import read_problems
+    from groupline.tasks import read_pairs, read_problems
+    from groupline.training.dpo import DpoConfig, dpo
     from groupline.training.grpo import train
+    from groupline.training.reward_model import RewardModelConfig, reward_model
+    from groupline.training.sft import SftConfig, sft
     from groupline.trl import GRPOConfig, GRPOTrainer
 
 

@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|merge|import-gguf|compat`. Thin: parse, call, print."""
+"""The command line: `groupline train|eval|sft|pairs|reward-model|dpo|...`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems; --k 1,8,64 says which
                   [--compare BEFORE AFTER] [--out FILE]  of two models: was ability created, or sharpened?
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
+  groupline pairs [CONFIG.yaml] [--key value ...]     preference pairs: sampled answers, ordered by the judge
+  groupline reward-model [CONFIG.yaml] [--key value ...]  a reward model from preference pairs
+  groupline dpo   [CONFIG.yaml] [--key value ...]     direct preference optimisation on pairs
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
@@ -41,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if args else 2
     commands = {
-        "train": _train, "eval": _eval, "sft": _sft, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat
+        "train": _train, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model, "dpo": _dpo,
+        "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
     }  # fmt: skip
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
@@ -175,6 +179,25 @@ def _sft(args: Sequence[str]) -> int:
 
     sft(settings(SftConfig, args))
     return 0
+
+
+def _pairs(args: Sequence[str]) -> int:
+    from groupline.training.sampled_pairs import sample_pairs
+
+    sample_pairs(settings(Config, args, output_dir="runs/pairs"))
+    return 0
+
+
+def _reward_model(args: Sequence[str]) -> int:
+    from groupline.training.reward_model import RewardModelConfig, reward_model
+
+    return 130 if reward_model(settings(RewardModelConfig, args))["interrupted"] else 0
+
+
+def _dpo(args: Sequence[str]) -> int:
+    from groupline.training.dpo import DpoConfig, dpo
+
+    return 130 if dpo(settings(DpoConfig, args))["interrupted"] else 0
 
 
 def _import_gguf(args: Sequence[str]) -> int:

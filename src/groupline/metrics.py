@@ -143,3 +143,39 @@ def _checked(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; it must be between 0 and 1, 0.95 for example")
     return confidence
+
+
+def calibration(probabilities: Sequence[float], outcomes: Sequence[float], bins: int = 10) -> dict[str, Any]:
+    """Whether what was said to have probability p happened in a share p of the cases.
+
+    probabilities: of the event, in 0..1. outcomes: 1 if it happened, 0 if not, 0.5 for a tie. Returns
+    - `brier`, the mean of (probability - outcome)^2 (Brier 1950), 0.25 for one that always says 0.5;
+    - `ece`, the expected calibration error (Naeini et al. 2015; Guo et al., arXiv 1706.04599): the bins' gaps between
+      mean probability and share of events, each weighted by its part of the cases. It grows with noise where bins hold
+      few cases;
+    - `bins`, of equal width over 0..1, empty ones left out: `low`, `high`, `count`, `probability` and `share`, the
+      means of the two. A bin holds low <= probability < high, the last one 1 too.
+    ValueError: no cases, lengths that differ, a number outside 0..1, or bins below 1.
+    """
+    p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(outcomes, dtype=np.float64)
+    if p.ndim != 1 or not len(p) or p.shape != y.shape or bins < 1:
+        raise ValueError(
+            f"calibration: {len(p)} probabilities, {len(y)} outcomes, {bins} bins; it needs as many, and a bin"
+        )
+    if not ((p >= 0) & (p <= 1) & (y >= 0) & (y <= 1)).all():
+        raise ValueError("calibration: probabilities and outcomes must be numbers in 0..1")
+    place = np.minimum((p * bins).astype(int), bins - 1)
+    found = []
+    for k in np.unique(place):
+        own = place == k
+        found.append(
+            {
+                "low": float(k) / bins,
+                "high": float(k + 1) / bins,
+                "count": int(own.sum()),
+                "probability": float(p[own].mean()),
+                "share": float(y[own].mean()),
+            }
+        )
+    gaps = (b["count"] * abs(b["probability"] - b["share"]) for b in found)
+    return {"brier": float(((p - y) ** 2).mean()), "ece": math.fsum(gaps) / len(p), "bins": found}

@@ -1,4 +1,4 @@
-"""The records that flow through a step: Problem -> Completion -> Rollout -> Group.
+"""The records that flow through a step: Problem -> Completion -> Rollout -> Group; and Pair, of two answers.
 
 All are frozen and hold plain Python values, and each goes to JSON and back without loss.
 A later stage is a new type: a reward never becomes an advantage in place.
@@ -38,6 +38,57 @@ class Problem:
             id=str(row["id"]),
             prompt=prompt if isinstance(prompt, str) else tuple(dict(m) for m in prompt),
             answer=str(row.get("answer", "")),
+            columns=dict(row.get("columns", {})),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt, of which one is preferred.
+
+    chosen_ids, rejected_ids: the answer's tokens as they were sampled, its end included if it has one. Where given they
+    are what is trained on, and the text is only shown; otherwise the text is, with an end-of-sequence token behind it.
+    columns: further values; a number `margin` is how much better the chosen one is, for the reward model's loss.
+    """
+
+    prompt: str | tuple[Message, ...]
+    chosen: str
+    rejected: str
+    id: str = ""
+    chosen_ids: tuple[int, ...] | None = None
+    rejected_ids: tuple[int, ...] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, ids in (("chosen_ids", self.chosen_ids), ("rejected_ids", self.rejected_ids)):
+            if ids is not None and not ids:
+                raise ValueError(f"{name} is empty; an answer has at least one token, or leave {name} out")
+        by_ids = self.chosen_ids is not None and self.rejected_ids is not None
+        if self.chosen_ids == self.rejected_ids if by_ids else self.chosen == self.rejected:
+            raise ValueError(f"chosen and rejected are the same answer, {self.chosen[:60]!r}: nothing is preferred")
+
+    def to_json(self) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "id": self.id,
+            "prompt": self.prompt if isinstance(self.prompt, str) else [dict(m) for m in self.prompt],
+            "chosen": self.chosen,
+            "rejected": self.rejected,
+        }
+        for name, ids in (("chosen_ids", self.chosen_ids), ("rejected_ids", self.rejected_ids)):
+            if ids is not None:
+                row[name] = list(ids)
+        return row | ({"columns": dict(self.columns)} if self.columns else {})
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        prompt, chosen, rejected = row["prompt"], row.get("chosen_ids"), row.get("rejected_ids")
+        return cls(
+            prompt=prompt if isinstance(prompt, str) else tuple(dict(m) for m in prompt),
+            chosen=row["chosen"],
+            rejected=row["rejected"],
+            id=str(row.get("id", "")),
+            chosen_ids=None if chosen is None else tuple(chosen),
+            rejected_ids=None if rejected is None else tuple(rejected),
             columns=dict(row.get("columns", {})),
         )
 

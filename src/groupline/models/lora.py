@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -23,8 +23,13 @@ def add_lora(
     alpha: int | None = None,
     dropout: float = 0.0,
     targets: str | Sequence[str] = "all-linear",
+    *,
+    task: Literal["CAUSAL_LM", "SEQ_CLS"] = "CAUSAL_LM",
 ) -> Any:
-    """A PEFT model with a fresh LoRA adapter (B = 0, so it starts equal to `model`). alpha defaults to 2 r."""
+    """A PEFT model with a fresh LoRA adapter (B = 0, so it starts equal to `model`). alpha defaults to 2 r.
+
+    task: PEFT's; with SEQ_CLS the head `score` is trained whole and saved with the adapter.
+    """
     alpha = 2 * r if alpha is None else alpha
     if r < 1 or alpha <= 0:
         raise ValueError(
@@ -35,7 +40,7 @@ def add_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
     with warnings.catch_warnings():  # peft asks for an attribute that transformers is renaming
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)

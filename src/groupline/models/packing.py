@@ -5,10 +5,10 @@ Legend: N row tokens, M scored tokens, S answers, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
@@ -19,6 +19,7 @@ from groupline.models.logprobs import find_head
 from groupline.models.products import FastProducts
 
 Ids = Sequence[int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,21 @@ def pack(prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], device: torch
     return PackedRow(
         tuple(tuple(p) for p in prompts), tuple(tuple(tuple(a) for a in own) for own in answers), *as_tensor
     )
+
+
+def by_tokens(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """The items in their order, in parts of at most `limit` row tokens (or of one item, if that alone is more)."""
+    part: list[T] = []
+    total = 0
+    for item in items:
+        tokens = size(item)
+        if part and total + tokens > limit:
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += tokens
+    if part:
+        yield part
 
 
 def causal_lm(model: nn.Module) -> nn.Module:
@@ -157,7 +173,7 @@ def why_not_shared(model: nn.Module) -> str | None:
             ours = head.logits(hidden_states(inner, row, shared))
             return float((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-9))
 
-        reason = _why_not_packed(inner, gap, limit)
+        reason = why_not_packed(inner, gap, limit)
         if reason is not None and gap(False) >= limit:
             raise ValueError(
                 f"{type(inner).__name__} makes its logits from its last hidden states in a way that groupline does "
@@ -166,7 +182,8 @@ def why_not_shared(model: nn.Module) -> str | None:
     return reason
 
 
-def _why_not_packed(inner: Any, gap: Callable[[bool], float], limit: float) -> str | None:
+def why_not_packed(inner: Any, gap: Callable[[bool], float], limit: float) -> str | None:
+    """gap(shared): how far what `hidden_states` leads to is from the model's own, relative to the largest."""
     if not getattr(inner, "_supports_attention_backend", False) and not getattr(inner, "_supports_sdpa", False):
         return f"{type(inner).__name__} does not take its attention from AttentionInterface"
     try:

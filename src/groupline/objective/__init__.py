@@ -3,6 +3,7 @@
 from groupline.objective.advantages import group_advantages
 from groupline.objective.kl import add_kl_to_reward, k1, k2, k3, kl_estimate
 from groupline.objective.policy import PolicyFacts, policy_loss
+from groupline.objective.preference import PreferenceFacts, bradley_terry_loss, dpo_loss
 from groupline.objective.presets import (
     BNPO,
     CISPO,
@@ -39,7 +40,10 @@ __all__ = [
     "RLOO",
     "Objective",
     "PolicyFacts",
+    "PreferenceFacts",
     "add_kl_to_reward",
+    "bradley_terry_loss",
+    "dpo_loss",
     "get_objective",
     "group_advantages",
     "k1",

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from groupline.records import Message, Problem
 from groupline.tasks.gsm8k import worked_solution
@@ -16,6 +16,9 @@ from groupline.tasks.table import Row, table_rows
 # Looked for in this order. `reward_model.ground_truth` is where verl's files have it, `solution` is where MATH's have.
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "solution")
+
+
+R = TypeVar("R")
 
 
 def read_problems(
@@ -46,28 +49,36 @@ def read_problems(
         TypeError: the source gives something that is not a mapping or a problem.
         ImportError: the package that reads the source is absent; the message names the extra.
     """
-    if isinstance(source, str | Path):
-        name = str(source).removeprefix("hub:").rstrip("/")
-        rows: Iterator[Row | Problem] = iter(table_rows(source, split))
-        stem = Path(name).stem if Path(name).is_file() else Path(name).name
-    else:
-        rows, stem = _given(source), "given"
+    rows, stem = rows_of(source, Problem, "problems", split)
     return [
         row if isinstance(row, Problem) else _problem(row, stem, prompt, answer, columns, system)
         for row in islice(rows, count)
     ]
 
 
-def _given(source: Iterable[Any]) -> Iterator[Row | Problem]:
+def rows_of(source: str | Path | Iterable[Any], kind: type[R], what: str, split: str) -> tuple[Iterator[Row | R], str]:
+    """(rows of the source, and records of this kind among them as they are; the source's name without ending).
+
+    what: what an object passed in is called in messages. Raises as `read_problems`.
+    """
+    if not isinstance(source, str | Path):
+        return _given(source, kind, what), "given"
+    name = str(source).removeprefix("hub:").rstrip("/")
+    return iter(table_rows(source, split)), Path(name).stem if Path(name).is_file() else Path(name).name
+
+
+def _given(source: Iterable[Any], kind: type[R], what: str) -> Iterator[Row | R]:
     if isinstance(source, Mapping):
-        raise TypeError(f"problems is a mapping of {', '.join(map(str, source))}; pass the rows of one of them")
+        raise TypeError(f"{what} is a mapping of {', '.join(map(str, source))}; pass the rows of one of them")
     for number, row in enumerate(source, start=1):
-        if isinstance(row, Problem):
+        if isinstance(row, kind):
             yield row
         elif isinstance(row, Mapping):
-            yield f"row {number} of problems", number, dict(row)
+            yield f"row {number} of {what}", number, dict(row)
         else:
-            raise TypeError(f"row {number} of problems is a {type(row).__name__}; it must be a mapping or a Problem")
+            raise TypeError(
+                f"row {number} of {what} is a {type(row).__name__}; it must be a mapping or a {kind.__name__}"
+            )
 
 
 def _problem(
@@ -95,7 +106,7 @@ def _problem(
             further.setdefault("solution", solution)
     return Problem(
         id=f"{stem}-{number}",
-        prompt=_prompt(_get(values, asked), system, f"{where}: {asked!r}"),
+        prompt=prompt_of(_get(values, asked), system, f"{where}: {asked!r}"),
         answer=text,
         columns=further,
     )
@@ -128,14 +139,15 @@ def _answer(value: Any, where: str) -> str:
     return str(value)
 
 
-def _prompt(value: Any, system: str | None, where: str) -> str | tuple[Message, ...]:
+def prompt_of(value: Any, system: str | None, where: str) -> str | tuple[Message, ...]:
+    """A text or a conversation, opened by `system` if given. ValueError, that begins with `where`, for anything else."""
     opening = ({"role": "system", "content": system},) if system is not None else ()
     if isinstance(value, str) and value.strip():
         return (*opening, {"role": "user", "content": value}) if opening else value
-    if isinstance(value, list | tuple) and value and all(_is_message(message) for message in value):
+    if isinstance(value, list | tuple) and value and all(is_message(message) for message in value):
         return (*opening, *({"role": m["role"], "content": m["content"]} for m in value))
     raise ValueError(f"{where} must be text, or a list of messages with a role and a content, and not be empty")
 
 
-def _is_message(value: Any) -> bool:
+def is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)

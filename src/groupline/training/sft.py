@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,32 +10,30 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from groupline.batch import automatic_tokens
 from groupline.chat import encode_answer, encode_prompt
-from groupline.config import Positive, RunSettings
-from groupline.models.load import choose_precision, load_model, load_tokenizer, save_model
+from groupline.config import ConfigError, Positive
+from groupline.models.load import load_model, load_tokenizer
 from groupline.models.logprobs import find_head, token_logprobs
-from groupline.models.lora import add_lora
 from groupline.models.new import NewModel, new_model, new_tokenizer
-from groupline.models.packing import causal_lm, hidden_states, pack, why_not_shared
+from groupline.models.packing import by_tokens, causal_lm, eval_mode, hidden_states, pack, why_not_shared
 from groupline.records import Problem
-from groupline.runlog import JsonlWriter
-from groupline.tasks.source import training_problems
+from groupline.tasks.source import given_problems, held_out_problems, training_problems
+from groupline.training.loop import Say, Trainee, UpdateSettings, finish, make_ready, run_updates
 from groupline.training.optim import Optimiser
-from groupline.training.run import check_unused, claim
+from groupline.training.run import check_unused
 
 Example = tuple[list[int], list[list[int]]]  # a prompt and the answers to learn from
 
 
-class SftConfig(RunSettings):
+class SftConfig(UpdateSettings):
     """Settings of supervised fine-tuning."""
 
     new_model: NewModel | None = None
     """Start from random weights of this shape, with a tokenizer trained on the same texts, instead of `model`."""
     problems: Positive = 20000
     """Training problems taken from the task."""
-    batch_size: Positive = 64
-    """Examples an update."""
+    eval_problems: int = Field(default=200, ge=0)
+    """Held-out problems whose answers' loss is measured before and after; 0 turns it off."""
     solution_columns: tuple[str, ...] = Field(default=("solution",), min_length=1)
     """Columns that hold answers to learn from; a column named twice counts twice."""
     steps: Positive = 300
@@ -46,48 +42,62 @@ class SftConfig(RunSettings):
     output_dir: str = "runs/sft"
 
 
-def sft(config: SftConfig, say: Callable[[str], None] = print) -> Path:
-    """Train as `config` says and save the model in Hugging Face format; returns its folder."""
+def sft(
+    config: SftConfig,
+    say: Say = print,
+    *,
+    model: nn.Module | None = None,
+    tokenizer: Any = None,
+    problems: Iterable[Any] | None = None,
+    held_out: Iterable[Any] | None = None,
+) -> Path:
+    """Train as `config` says, save the model in Hugging Face format and results.json beside it; returns its folder.
+
+    model, tokenizer, problems and held_out take the place of what the configuration names: the model is trained in
+    place, and problems are `Problem`s, dicts or a `datasets.Dataset`. The loss on held-out problems is in nats a token,
+    before and after.
+    ValueError: a problem lacks a column to learn from; ConfigError: there are no problems.
+    """
     check_unused(config)
-    problems = training_problems(config, config.problems)
-    for problem in problems:
+    train_on = training_problems(config, config.problems) if problems is None else given_problems(config, problems)
+    measure_on = _held_out(config, problems is not None) if held_out is None else given_problems(config, held_out)
+    if not train_on:
+        raise ConfigError("there are no problems to learn from: `problems` is empty")
+    for problem in [*train_on, *measure_on]:
         lacking = [name for name in config.solution_columns if name not in problem.columns]
         if lacking:
             have = ", ".join(problem.columns) or "no columns"
             raise ValueError(f"problem {problem.id!r} has no {lacking[0]!r} to learn from; it has {have}")
-    precision = choose_precision(config.device, config.precision)
-    model, tokenizer = _start(config, problems)
-    model = model.to(precision.device)
-    if config.lora_r:
-        model = add_lora(model, config.lora_r, config.lora_alpha, config.lora_dropout, config.lora_targets)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    say(f"supervised fine-tuning: {len(problems)} examples, {config.steps} updates of {config.batch_size}, "
-        f"{trained:,} trained weights, {precision}")  # fmt: skip
-    most, why = config.micro_batch_tokens, "as set"
-    if most is None:
-        most, why = automatic_tokens(model, precision.device, precision.compute)
-    say(f"at most {most:,} row tokens a micro-batch ({why})")
-    examples = [
-        (encode_prompt(tokenizer, p.prompt, config.chat_template_kwargs),
-         [encode_answer(tokenizer, text) for text in _solutions(p, config)])
-        for p in problems
-    ]  # fmt: skip
-    optimiser = Optimiser(model, config, config.steps, precision.scale_gradients)
-    shared = why_not_shared(model) is None
-    folder = claim(config)
-    log = JsonlWriter(folder / "metrics.jsonl")
-    began = time.perf_counter()
-    for step, batch in enumerate(_batches(examples, config.batch_size, config.steps, config.seed), 1):
-        loss, tokens = supervised_step(model, optimiser, batch, most, shared, precision.compute)
-        log.write({"step": step, "loss": loss, "tokens": tokens, "seconds": time.perf_counter() - began})
-        if step % max(1, config.steps // 20) == 0 or step == 1:
-            say(f"step {step}/{config.steps}  loss {loss:.4f}  {time.perf_counter() - began:.0f} s")
-    log.close()
-    if config.lora_r:
-        model = model.merge_and_unload()
-    save_model(model.eval(), tokenizer, folder / "model")
-    say(f"model saved in {folder / 'model'}")
-    return folder / "model"
+    passed_in = model is not None
+    if model is None:
+        model, tokenizer = _start(config, train_on, tokenizer)
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
+    say(f"supervised fine-tuning: {len(train_on)} examples, {len(measure_on)} held out")
+    trainee = make_ready(config, model, tokenizer, say, why_not_shared=why_not_shared, passed_in=passed_in)
+
+    def encoded(given: Sequence[Problem]) -> list[Example]:
+        return [
+            (encode_prompt(tokenizer, p.prompt, config.chat_template_kwargs),
+             [encode_answer(tokenizer, text) for text in _solutions(p, config)])
+            for p in given
+        ]  # fmt: skip
+
+    examples, held = encoded(train_on), encoded(measure_on)
+    before = _measure(trainee, held)
+
+    def update(batch: list[Example]) -> dict[str, float]:
+        loss, tokens, facts = _update(
+            trainee.model, trainee.optimiser, batch, trainee.tokens, trainee.shared, trainee.precision.compute
+        )
+        return {"loss": loss, "tokens": tokens, **facts}
+
+    done = run_updates(config, examples, update, say, lambda row: f"loss {row['loss']:.4f}")
+    after = _measure(trainee, held)
+    results = {"method": "sft", "model": config.model, "seed": config.seed, **done}
+    results["held_out"] = {"problems": len(held), "before": before, "after": after}
+    if before is not None and after is not None:
+        say(f"held out: {before['loss']:.4f} nats a token before, {after['loss']:.4f} after")
+    return finish(config, trainee, results, say)
 
 
 def supervised_step(
@@ -99,57 +109,74 @@ def supervised_step(
     compute: torch.dtype = torch.float32,
 ) -> tuple[float, int]:
     """One update on -log p of the answers' tokens, each weighted 1 / all answer tokens; (loss in nats, tokens)."""
-    device = next(model.parameters()).device
+    return _update(model, optimiser, batch, micro_batch_tokens, shared, compute)[:2]
+
+
+def _update(
+    model: nn.Module,
+    optimiser: Optimiser,
+    batch: Sequence[Example],
+    micro_batch_tokens: int,
+    shared: bool,
+    compute: torch.dtype,
+) -> tuple[float, int, dict[str, float]]:
     total = sum(len(answer) for _, answers in batch for answer in answers)
+    mean = _mean_loss(model, batch, total, micro_batch_tokens, shared, compute, optimiser.backward)
+    return mean, total, optimiser.step()
+
+
+def _mean_loss(
+    model: nn.Module,
+    batch: Sequence[Example],
+    total: int,
+    micro_batch_tokens: int,
+    shared: bool,
+    compute: torch.dtype,
+    backward: Callable[[torch.Tensor], None] | None = None,
+) -> float:
+    """-log p of the answers' tokens / total, summed over micro-batches; each one's part goes to `backward`."""
+    device = next(model.parameters()).device
     loss_sum = 0.0
-    for part in _parts(sorted(batch, key=_tokens), micro_batch_tokens):
+    for part in by_tokens(sorted(batch, key=_tokens), _tokens, micro_batch_tokens):
         row = pack([p for p, _ in part], [answers for _, answers in part], device)
         with torch.autocast(device.type, compute, enabled=compute != torch.float32):
             hidden = hidden_states(model, row, shared)
             logp, _ = token_logprobs(hidden, find_head(causal_lm(model)), row.targets)
         loss = -logp.sum() / total
-        optimiser.backward(loss)
+        if backward is not None:
+            backward(loss)
         loss_sum += float(loss.detach())
-    optimiser.step()
-    return loss_sum, total
+    return loss_sum
 
 
-def _parts(batch: Sequence[Example], tokens: int) -> Iterator[list[Example]]:
-    part: list[Example] = []
-    size = 0
-    for example in batch:
-        length = _tokens(example)
-        if part and size + length > tokens:
-            yield part
-            part, size = [], 0
-        part.append(example)
-        size += length
-    yield part
+@torch.no_grad()
+def _measure(trainee: Trainee, held: Sequence[Example]) -> dict[str, float] | None:
+    """Mean loss of the held-out answers' tokens in nats, without dropout; None without any."""
+    total = sum(len(answer) for _, answers in held for answer in answers)
+    if not total:
+        return None
+    with eval_mode(trainee.model):
+        loss = _mean_loss(trainee.model, held, total, trainee.tokens, trainee.shared, trainee.precision.compute)
+    return {"loss": loss, "tokens": total}
 
 
 def _tokens(example: Example) -> int:
     return len(example[0]) + sum(map(len, example[1]))
 
 
-def _batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> Iterator[list[Example]]:
-    """`steps` batches in a new order every epoch; an epoch's incomplete rest opens the next one."""
-    draw = random.Random(seed)
-    order: list[int] = []
-    for _ in range(steps):
-        while len(order) < size:
-            epoch = list(range(len(examples)))
-            draw.shuffle(epoch)
-            order += epoch
-        yield [examples[i] for i in order[:size]]
-        order = order[size:]
+def _held_out(config: SftConfig, given: bool) -> list[Problem]:
+    """None where the training problems are the user's own and no held-out ones are named."""
+    if (given or config.train_file) and not config.eval_file:
+        return []
+    return held_out_problems(config, config.eval_problems)
 
 
-def _start(config: SftConfig, problems: Sequence[Problem]) -> tuple[Any, Any]:
+def _start(config: SftConfig, problems: Sequence[Problem], tokenizer: Any) -> tuple[Any, Any]:
     if config.new_model is None:
-        tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
+        tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
         return load_model(config.model, trust_remote_code=config.trust_remote_code), tokenizer
     texts = [text for p in problems[:4000] for text in (*_texts(p), *_solutions(p, config))]
-    tokenizer = new_tokenizer(texts, config.new_model.vocab_size)
+    tokenizer = tokenizer or new_tokenizer(texts, config.new_model.vocab_size)
     return new_model(config.new_model, tokenizer, config.seed), tokenizer
 
 
