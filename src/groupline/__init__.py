@@ -29,6 +29,7 @@ _HOMES = {
     "OBJECTIVES": "groupline.objective",
     "Objective": "groupline.objective",
     "Pair": "groupline.records",
+    "PpoConfig": "groupline.training.ppo",
     "Problem": "groupline.records",
     "REINFORCE": "groupline.objective",
     "RLOO": "groupline.objective",
@@ -39,6 +40,7 @@ _HOMES = {
     "SamplingParams": "groupline.records",
     "SftConfig": "groupline.training.sft",
     "bootstrap_interval": "groupline.metrics",
+    "compare_ability": "groupline.ability",
     "dpo": "groupline.training.dpo",
     "evaluate": "groupline.evaluation",
     "get_objective": "groupline.objective",
@@ -47,6 +49,7 @@ _HOMES = {
     "maj_at_k": "groupline.metrics",
     "pass_at_k": "groupline.metrics",
     "policy_loss": "groupline.objective",
+    "ppo": "groupline.training.ppo",
     "read_pairs": "groupline.tasks",
     "read_problems": "groupline.tasks",
     "reward_model": "groupline.training.reward_model",
@@ -78,6 +81,7 @@ __all__ = [
     "Group",
     "Objective",
     "Pair",
+    "PpoConfig",
     "Problem",
     "Reward",
     "RewardError",
@@ -87,6 +91,7 @@ __all__ = [
     "SftConfig",
     "__version__",
     "bootstrap_interval",
+    "compare_ability",
     "dpo",
     "evaluate",
     "get_objective",
@@ -95,6 +100,7 @@ __all__ = [
     "maj_at_k",
     "pass_at_k",
     "policy_loss",
+    "ppo",
     "read_pairs",
     "read_problems",
     "reward_model",
@@ -107,6 +113,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from groupline import rewards
+    from groupline.ability import compare_ability
     from groupline.config import Config, ConfigError
     from groupline.evaluation import evaluate
     from groupline.metrics import bootstrap_interval, maj_at_k, pass_at_k, wilson_interval
@@ -133,6 +140,7 @@ if TYPE_CHECKING:
     from groupline.tasks import read_pairs, read_problems
     from groupline.training.dpo import DpoConfig, dpo
     from groupline.training.grpo import train
+    from groupline.training.ppo import PpoConfig, ppo
     from groupline.training.reward_model import RewardModelConfig, reward_model
     from groupline.training.sft import SftConfig, sft
     from groupline.trl import GRPOConfig, GRPOTrainer

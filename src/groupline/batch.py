@@ -29,7 +29,7 @@ class MicroBatch:
     """One packed row and what its tokens are trained with.
 
     old_logp and ref_logp [M] are filled by the trainer: by the first pass (or the sampler), and by the reference pass.
-    importance [M], if any, multiplies the policy term and not the KL.
+    importance [M], if any, multiplies the policy term and not the KL. old_values and returns [M] are PPO's.
     answers: places of the row's answers in the step, group by group. part: number of the update that it belongs to.
     """
 
@@ -41,6 +41,8 @@ class MicroBatch:
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
     importance: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
     part: int = 0
 
 

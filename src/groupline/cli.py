@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|pairs|reward-model|dpo|...`. Thin: parse, call, print."""
+"""The command line: `groupline train|ppo|eval|sft|pairs|reward-model|dpo|...`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from groupline.runlog import write_json
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
+  groupline ppo   [CONFIG.yaml] [--key value ...]     PPO: a value model, and a reward model where one is given
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems; --k 1,8,64 says which
                   [--compare BEFORE AFTER] [--out FILE]  of two models: was ability created, or sharpened?
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
@@ -35,6 +36,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
 """
 
 S = TypeVar("S", bound=RunSettings)
+C = TypeVar("C", bound=Config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if args else 2
     commands = {
-        "train": _train, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model, "dpo": _dpo,
-        "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
+        "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
+        "dpo": _dpo, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
     }  # fmt: skip
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
@@ -110,11 +112,30 @@ def _train(args: Sequence[str]) -> int:
 
         dry_run(config)
         return 0
-    from groupline.training.display import Display
     from groupline.training.grpo import train
 
+    return _shown(config, train)
+
+
+def _ppo(args: Sequence[str]) -> int:
+    from groupline.training.ppo import PpoConfig, ppo, ppo_objective
+
+    dry, args = switch(args, "dry-run")
+    config = settings(PpoConfig, args)
+    if dry:
+        from groupline.training.dry_run import dry_run
+
+        dry_run(config, objective=ppo_objective(config))
+        return 0
+    return _shown(config, ppo)
+
+
+def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any]]) -> int:
+    """A run with its progress, figures and table on the screen; the exit status."""
+    from groupline.training.display import Display
+
     with Display() as display:
-        results = train(config, display.say)
+        results = method(config, display.say)
     run = Path(config.output_dir)
     figures = _figures(lambda: write_curves(run))
     if figures.startswith("no"):

@@ -220,7 +220,7 @@ class Config(RunSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
-        if self.num_generations < 2:
+        if self.num_generations < 2 and self.objective != "ppo":
             problems.append(
                 f"num_generations is {self.num_generations}: a group of one has nothing to be compared with; use at least 2"
             )

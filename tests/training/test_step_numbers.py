@@ -17,7 +17,7 @@ from groupline.batch import Batch, make_batch, rewards_tensor
 from groupline.objective import OBJECTIVES
 from groupline.records import Group, Rollout
 from groupline.training.collect import collect
-from groupline.training.grpo import kl_penalised
+from groupline.training.method import kl_penalised
 from groupline.training.optim import NonFinite
 from groupline.training.setup import Setup, prepare
 from groupline.training.step import fill_old, fill_reference, train_step

@@ -1,10 +1,13 @@
-"""How much memory a device can still give."""
+"""How much memory a device can still give, and how much of it models hold."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import TypedDict
 
 import torch
+from torch import Tensor, nn
 
 
 def free_memory(device: torch.device) -> int:
@@ -17,3 +20,30 @@ def free_memory(device: torch.device) -> int:
         return int(rows["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):  # not Linux: half of what is built in
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+class Weights(TypedDict):
+    """Size of a model's weights in memory."""
+
+    parameters: int
+    bytes: int
+
+
+def weights_of(models: Mapping[str, nn.Module | Mapping[str, Tensor]]) -> dict[str, Weights]:
+    """The weights of each model, by name, that no model before it holds already: what having it costs.
+
+    A reference that is the policy with its adapter off adds nothing, a value model on its own copy adds a whole one.
+    Buffers, gradients, optimiser state and the sampler's copies are not in it.
+    """
+    seen: set[tuple[str, int]] = set()
+    found: dict[str, Weights] = {}
+    for name, model in models.items():
+        own: Weights = {"parameters": 0, "bytes": 0}
+        for tensor in model.parameters() if isinstance(model, nn.Module) else model.values():
+            key = (str(tensor.device), tensor.data_ptr())
+            if key not in seen:
+                seen.add(key)
+                own["parameters"] += tensor.numel()
+                own["bytes"] += tensor.numel() * tensor.element_size()
+        found[name] = own
+    return found

@@ -12,6 +12,7 @@ from groupline.objective.presets import (
     GRPO,
     GSPO,
     OBJECTIVES,
+    PPO,
     REINFORCE,
     RLOO,
     Objective,
@@ -25,6 +26,7 @@ from groupline.objective.ratios import (
     token_ratio,
     truncated_importance_weights,
 )
+from groupline.objective.value import explained_variance, gae, token_rewards, value_loss, whiten
 from groupline.objective.weights import step_totals, token_weights
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "GSPO",
     "LOG_RATIO_BOUND",
     "OBJECTIVES",
+    "PPO",
     "REINFORCE",
     "RLOO",
     "Objective",
@@ -44,6 +47,8 @@ __all__ = [
     "add_kl_to_reward",
     "bradley_terry_loss",
     "dpo_loss",
+    "explained_variance",
+    "gae",
     "get_objective",
     "group_advantages",
     "k1",
@@ -56,6 +61,9 @@ __all__ = [
     "sequence_sum",
     "step_totals",
     "token_ratio",
+    "token_rewards",
     "token_weights",
     "truncated_importance_weights",
+    "value_loss",
+    "whiten",
 ]

@@ -162,6 +162,10 @@ CISPO = (
     )
 )
 
+# arXiv 1707.06347 with the KL of arXiv 2203.02155 in the reward. Not a row of OBJECTIVES: its advantages come from a value
+# model, token by token, so it is not trained by `train` but by `ppo`.
+PPO = Objective(name="ppo", baseline="none", scale="none", kl="k1", kl_place="reward", beta=0.05)
+
 OBJECTIVES: dict[str, Objective] = {row.name: row for row in (GRPO, DR_GRPO, BNPO, RLOO, REINFORCE, DAPO, GSPO, CISPO)}
 
 
@@ -171,5 +175,7 @@ def get_objective(name: str) -> Objective:
     if key in OBJECTIVES:
         return OBJECTIVES[key]
     near = get_close_matches(key, OBJECTIVES, n=1, cutoff=0.5)
+    if key == PPO.name:
+        raise ValueError("PPO needs a value model beside the policy: `groupline ppo`, groupline.ppo(PpoConfig(...))")
     hint = f'did you mean "{near[0]}"? ' if near else ""
     raise ValueError(f'no objective is named "{name}"; {hint}rows: {", ".join(OBJECTIVES)}')

@@ -7,25 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from groupline.batch import Batch, make_batch, rewards_tensor
 from groupline.config import Config
 from groupline.evaluation import evaluate
-from groupline.objective import Objective, kl_estimate
-from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.card import model_card
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import collect
 from groupline.training.hooks import Hooks
+from groupline.training.method import Method
 from groupline.training.optim import NonFinite
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
 from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
 from groupline.training.setup import Setup, prepare
-from groupline.training.step import fill_old, fill_reference, train_step
 from groupline.training.summary import summarise, with_logged
 
 Say = Callable[[str], None]
@@ -46,27 +40,37 @@ def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
 
 
 def run(
-    config: Config, setup: Setup, say: Say = print, hooks: Hooks | None = None, found: Checkpoint | None = None
+    config: Config,
+    setup: Setup,
+    say: Say = print,
+    hooks: Hooks | None = None,
+    found: Checkpoint | None = None,
+    method: Method | None = None,
 ) -> dict[str, Any]:
     """The loop on what `prepare` made of `config`; otherwise as `train`.
 
-    hooks: called at its moments, and may end it. found: the checkpoint to go on from.
+    hooks: called at its moments, and may end it. found: the checkpoint to go on from. method: GRPO's by default.
     """
-    hooks = hooks or Hooks()
-    results, origin = (results_json(config, setup), origin_of(setup)) if found is None else restore(found, setup, say)
+    hooks, method = hooks or Hooks(), method or Method()
+    if found is None:
+        results, origin = results_json(config, setup), origin_of(setup)
+    else:
+        results, origin = restore(found, setup, method, say)
+    results["models"] = method.models(setup)
+    plan = setup.plan + method.plan()
     if config.resume is True and found is None:
         clear_unsaved(Path(config.output_dir))
     with RunFolder(config, found.state["files"] if found else None) as folder:
-        (folder.path / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
-        keeper = Keeper(setup, folder, origin, found.folder if found else None)
-        say(setup.plan)
+        (folder.path / PLAN).write_text(plan + "\n", encoding="utf-8")
+        keeper = Keeper(setup, folder, method, origin, found.folder if found else None)
+        say(plan)
         try:
             if found is None:
                 results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
             for step in range(found.step if found else 0, config.steps):
-                metrics = _step(setup, folder, step, hooks)
+                metrics = _step(setup, folder, step, hooks, method)
                 results["steps"].append(results_row(metrics))
-                say(setup.line(metrics))
+                say(setup.line(metrics) + method.words(metrics))
                 last = step + 1 == config.steps or hooks.stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
@@ -92,7 +96,7 @@ def run(
         return results
 
 
-def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str, Any]:
+def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Method) -> dict[str, Any]:
     config, began = setup.config, time.perf_counter()
     logged: dict[str, float] = {}
     hooks.update_begin()
@@ -109,19 +113,22 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks) -> dict[str,
         log=logged.update,
     )
     setup.engine.release()
-    batch, seconds["reference"], kl = _batch(setup, groups, step)
+    start = time.perf_counter()
+    groups = method.scored(setup, groups)
+    scored = time.perf_counter()
+    batch, told = method.batch(setup, groups, step)
+    seconds["reward"] += scored - start
+    seconds["reference"] = time.perf_counter() - scored
     hooks.rollout_end(groups, batch)
     start = time.perf_counter()
     summary = summarise(groups, setup.rewards[0].name)
     setup.tokens_seen += int(summary["num_prompt_tokens"] + summary["num_completion_tokens"])
-    summary |= {"num_tokens": setup.tokens_seen} | ({} if kl is None else {"kl": kl})
+    summary |= {"num_tokens": setup.tokens_seen} | told
     facts: dict[str, float] = {}
     for number, part in enumerate(part for _ in range(config.num_iterations) for part in batch.updates()):
         if number:
             hooks.update_begin()
-        facts = train_step(
-            setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=not setup.sampling.filters
-        )
+        facts = method.update(setup, part)
         hooks.update_end(facts if number else facts | summary)
         if hooks.stop:
             break
@@ -150,56 +157,6 @@ def _state(setup: Setup, step: int) -> RunState:
     """What reward functions are told of the run after `step` steps."""
     epoch = step * setup.config.prompts_per_step / len(setup.stream.prompted)
     return RunState(global_step=step, max_steps=setup.config.steps, epoch=epoch)
-
-
-def _batch(setup: Setup, groups: list[Group], step: int) -> tuple[Batch, float, float | None]:
-    """(the step's batch with its reference log-probs, seconds for them, mean KL if it was taken from the reward)."""
-    config, objective, start = setup.config, setup.objective, time.perf_counter()
-
-    def build(objective: Objective, rewards: Tensor | None = None, skip_idle: bool = True) -> Batch:
-        return make_batch(
-            groups,
-            objective,
-            budget=config.max_completion_length,
-            micro_batch_tokens=config.micro_batch_tokens,
-            device=setup.precision.device,
-            rewards=rewards,
-            skip_idle=skip_idle,
-            parts=config.updates_per_pass,
-            seed=f"{config.seed}/{step}",
-        )
-
-    kl: float | None = None
-    if setup.reference is not None and objective.kl_place == "reward":
-        # Every answer is scored here, masked ones too: each one's reward takes part in its group's baseline.
-        whole = build(objective.replace(mask_truncated=False), skip_idle=False)
-        fill_reference(whole.micro_batches, setup.reference, setup.scorer)
-        rewards, penalty = kl_penalised(whole, rewards_tensor(groups), objective)
-        kl = float(penalty.sum()) / int(whole.lengths.sum())
-        batch = build(objective, rewards)
-    else:
-        batch = build(objective)
-        if setup.reference is not None:
-            fill_reference(batch.micro_batches, setup.reference, setup.scorer)
-    if config.old_logprobs == "sampler":
-        for micro in batch.micro_batches:
-            micro.old_logp = micro.sampler_logp
-    elif config.lora_dropout > 0 or batch.parts > 1:  # a later part's first pass is no longer that of these weights
-        fill_old(batch.micro_batches, setup.policy, setup.scorer)
-    return batch, time.perf_counter() - start, kl
-
-
-def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """(rewards [S] less beta times each answer's KL, those KLs [S] in nats), from the sampler's log-probs.
-
-    whole: a batch that holds every answer, its reference log-probs filled.
-    """
-    penalty = torch.zeros_like(rewards)
-    for micro in whole.micro_batches:
-        assert micro.ref_logp is not None
-        per_token = kl_estimate(micro.sampler_logp, micro.ref_logp, objective.kl).double().cpu()
-        penalty.index_add_(0, torch.tensor(micro.answers)[micro.row.sequence.cpu()], per_token)
-    return rewards - objective.beta * penalty, penalty
 
 
 def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: int) -> dict[str, Any] | None:

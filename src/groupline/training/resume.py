@@ -29,6 +29,7 @@ from groupline.training.checkpoint import (
     write_checkpoint,
 )
 from groupline.training.collect import Prompted
+from groupline.training.method import Method
 from groupline.training.run import RunFolder, check_rows, unsaved
 from groupline.training.setup import Setup, describe
 
@@ -47,6 +48,7 @@ class Keeper:
 
     setup: Setup
     folder: RunFolder
+    method: Method
     origin: dict[str, Any]
     newest: Path | None = None
 
@@ -58,8 +60,8 @@ class Keeper:
 
     def save(self, step: int, results: dict[str, Any]) -> None:
         setup = self.setup
-        tensors = {"weights": _trained(setup)}
-        for name, weight in tensors["weights"].items():
+        tensors = {"weights": _trained(setup), **self.method.tensors()}
+        for name, weight in (pair for named in tensors.values() for pair in named.items()):
             if not bool(torch.isfinite(weight).all()):  # nobody could go on from it, and it might push out a good one
                 raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
         if setup.reference is not None and setup.passed_in and setup.reference.state():
@@ -73,7 +75,7 @@ class Keeper:
             "files": self.folder.sync(),
             "results": results,
         }
-        torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state()}
+        torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state(), **self.method.torch_state()}
         self.newest = write_checkpoint(self.folder.path, step, tensors, torch_state, state)
         prune(self.folder.path, setup.config.save_total_limit, self.newest)
 
@@ -152,7 +154,9 @@ def origin_of(setup: Setup) -> dict[str, Any]:
     }
 
 
-def restore(found: Checkpoint, setup: Setup, say: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+def restore(
+    found: Checkpoint, setup: Setup, method: Method, say: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Bring `setup` to where the checkpoint was taken; (the run's results so far, its origin).
 
     Raises ConfigError, before anything is changed, if the run did not start from what `setup` holds.
@@ -171,6 +175,7 @@ def restore(found: Checkpoint, setup: Setup, say: Callable[[str], None]) -> tupl
     if setup.reference is not None and reference is not None:
         setup.reference.load_state(reference)
     setup.optimiser.load_state_dict(kept["optimiser"])
+    method.load(found)
     setup.tokens_seen = found.state["tokens_seen"]
     if setup.why_tokens != "as set":
         tokens = found.state["settings"]["micro_batch_tokens"]

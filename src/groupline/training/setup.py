@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -149,7 +149,7 @@ def prepare(
     tokens, why_tokens = _micro_batch_tokens(
         config, policy, precision, max(len(p.ids) for p in stream.prompted), scorer
     )
-    planned = PlannedConfig(**dict(config) | {"micro_batch_tokens": tokens})
+    planned = cast(PlannedConfig, config.model_copy(update={"micro_batch_tokens": tokens}))
     setup = Setup(
         planned, precision, tokenizer, policy, reference, objective, judges, stream, held,
         dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
@@ -160,8 +160,8 @@ def prepare(
     return setup
 
 
-def objective_of(config: Config) -> Objective:
-    """The named row with the configuration's changes."""
+def objective_of(config: Config, row: Objective | None = None) -> Objective:
+    """The row, by default the one that is named, with the configuration's changes."""
     changes: dict[str, Any] = {
         "clip_low": config.epsilon,
         "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
@@ -173,7 +173,7 @@ def objective_of(config: Config) -> Objective:
         "beta": config.beta,
     }
     try:
-        row = get_objective(config.objective)
+        row = row or get_objective(config.objective)
         if config.beta and row.kl == "none":
             changes["kl"] = "k3"
         return row.replace(**{k: v for k, v in changes.items() if v is not None})

@@ -1,0 +1,119 @@
+"""What a training step is made of beside sampling: GRPO's own part, and the places where another method has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groupline.batch import Batch, make_batch, rewards_tensor
+from groupline.models.memory import Weights, weights_of
+from groupline.objective import Objective, kl_estimate
+from groupline.records import Group
+from groupline.training.checkpoint import Checkpoint
+from groupline.training.setup import Setup
+from groupline.training.step import fill_old, fill_reference, train_step
+
+
+class Method:
+    """GRPO and its rows: advantages from the groups' rewards, one model that trains. A subclass changes what it needs."""
+
+    def plan(self) -> str:
+        """Lines added to the plan, each with its newline before it."""
+        return ""
+
+    def words(self, metrics: Mapping[str, Any]) -> str:
+        """Added to a step's line."""
+        return ""
+
+    def scored(self, setup: Setup, groups: list[Group]) -> list[Group]:
+        """The groups with what this method's own judges say of them."""
+        return groups
+
+    def batch(self, setup: Setup, groups: Sequence[Group], step: int) -> tuple[Batch, dict[str, float]]:
+        """The rollout as the optimiser sees it, with reference and old log-probs, and facts about it."""
+        objective, facts = setup.objective, {}
+        if setup.reference is not None and objective.kl_place == "reward":
+            # Every answer is scored here, masked ones too: each one's reward takes part in its group's baseline.
+            whole = build(setup, groups, step, objective.replace(mask_truncated=False), skip_idle=False)
+            fill_reference(whole.micro_batches, setup.reference, setup.scorer)
+            rewards, penalty = kl_penalised(whole, rewards_tensor(groups), objective)
+            facts["kl"] = float(penalty.sum()) / int(whole.lengths.sum())
+            batch = build(setup, groups, step, objective, rewards)
+        else:
+            batch = build(setup, groups, step, objective)
+            if setup.reference is not None:
+                fill_reference(batch.micro_batches, setup.reference, setup.scorer)
+        set_old(setup, batch)
+        return batch, facts
+
+    def update(self, setup: Setup, part: Batch) -> dict[str, float]:
+        """One optimiser step."""
+        comparable = not setup.sampling.filters
+        return train_step(setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=comparable)
+
+    def models(self, setup: Setup) -> dict[str, Weights]:
+        """Every model that training holds in memory, each weight counted under the first that has it."""
+        named: dict[str, nn.Module | Mapping[str, Tensor]] = {"policy": setup.policy}
+        if setup.reference is not None:
+            named["reference"] = setup.reference.state()
+        return weights_of(named)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint keeps beside the policy's weights: file name -> tensors."""
+        return {}
+
+    def torch_state(self) -> dict[str, Any]:
+        """Likewise, of plain containers and tensors."""
+        return {}
+
+    def load(self, found: Checkpoint) -> None:
+        """Take over what `tensors` and `torch_state` gave."""
+
+
+def build(
+    setup: Setup,
+    groups: Sequence[Group],
+    step: int,
+    objective: Objective,
+    rewards: Tensor | None = None,
+    skip_idle: bool = True,
+) -> Batch:
+    """`make_batch` with the run's settings."""
+    config = setup.config
+    return make_batch(
+        groups,
+        objective,
+        budget=config.max_completion_length,
+        micro_batch_tokens=config.micro_batch_tokens,
+        device=setup.precision.device,
+        rewards=rewards,
+        skip_idle=skip_idle,
+        parts=config.updates_per_pass,
+        seed=f"{config.seed}/{step}",
+    )
+
+
+def set_old(setup: Setup, batch: Batch) -> None:
+    """The ratio's denominators, unless the first pass may keep its own."""
+    config = setup.config
+    if config.old_logprobs == "sampler":
+        for micro in batch.micro_batches:
+            micro.old_logp = micro.sampler_logp
+    elif config.lora_dropout > 0 or batch.parts > 1:  # a later part's first pass is no longer that of these weights
+        fill_old(batch.micro_batches, setup.policy, setup.scorer)
+
+
+def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """(rewards [S] less beta times each answer's KL, those KLs [S] in nats), from the sampler's log-probs.
+
+    whole: a batch that holds every answer, its reference log-probs filled.
+    """
+    penalty = torch.zeros_like(rewards)
+    for micro in whole.micro_batches:
+        assert micro.ref_logp is not None
+        per_token = kl_estimate(micro.sampler_logp, micro.ref_logp, objective.kl).double().cpu()
+        penalty.index_add_(0, torch.tensor(micro.answers)[micro.row.sequence.cpu()], per_token)
+    return rewards - objective.beta * penalty, penalty
