@@ -17,7 +17,8 @@ import yaml
 from training.small import LETTERS, make_start, rows
 from transformers import AutoModelForCausalLM
 
-from groupline.cli import main, settings
+from groupline.arguments import settings
+from groupline.cli import main
 from groupline.config import Config, ConfigError
 
 

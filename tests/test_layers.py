@@ -17,9 +17,9 @@ LINES = (
     ("tasks", "rewards"),
     ("models", "parallel"),
     ("sampling",),
-    ("batch", "training", "evaluation"),
+    ("batch", "training", "evaluation", "comparison"),
     ("report",),
-    ("trl", "cli"),
+    ("trl", "arguments", "cli"),
 )
 LINE_OF = {part: number for number, line in enumerate(LINES) for part in line}
 SOURCE = Path(groupline.__file__).parent

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
-from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_recipe
+from groupline.arguments import numbers, settings, switch, take
+from groupline.config import Config
 from groupline.report.ability import ability_table, write_ability
+from groupline.report.comparison import comparison_table, write_comparison
 from groupline.report.curves import write_curves
-from groupline.runlog import write_json
+from groupline.runlog import write_json, write_text
 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
@@ -28,6 +28,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline pairs [CONFIG.yaml] [--key value ...]     preference pairs: sampled answers, ordered by the judge
   groupline reward-model [CONFIG.yaml] [--key value ...]  a reward model from preference pairs
   groupline dpo   [CONFIG.yaml] [--key value ...]     direct preference optimisation on pairs
+  groupline compare [CONFIG.yaml] [--key value ...]   every method of the family on one task, one budget: one table
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
@@ -35,7 +36,6 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
 """
 
-S = TypeVar("S", bound=RunSettings)
 C = TypeVar("C", bound=Config)
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if args else 2
     commands = {
         "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
-        "dpo": _dpo, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
+        "dpo": _dpo, "compare": _compare, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
     }  # fmt: skip
     if args[0] not in commands:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
@@ -64,44 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"groupline {args[0]}: interrupted", file=sys.stderr)
         return 130
-
-
-def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
-    """CONFIG.yaml, if the first argument is one, then `--key value` over it. Wrong keys are named with the right one."""
-    values = dict(defaults)
-    fast, rest = switch(args, "fast")
-    if rest and not rest[0].startswith("-"):
-        values |= read_recipe(Path(rest.pop(0)), kind.model_fields, fast)
-    elif fast:
-        raise ConfigError("--fast takes the fast_settings of a recipe, and no recipe is given")
-    for arg in rest:
-        key = arg[2:].split("=")[0].split(".")[0].replace("-", "_")
-        negated = key.removeprefix("no_")
-        if arg.startswith("--") and key not in ("help", *kind.model_fields) and negated not in kind.model_fields:
-            raise ConfigError(explain_unknown(key, kind.model_fields))
-    if "--resume" in rest and "resume" in kind.model_fields:  # alone it means: from the newest checkpoint
-        at = rest.index("--resume") + 1
-        if at == len(rest) or rest[at].startswith("--"):
-            rest.insert(at, "True")
-    plain = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)  # always `--key value`, truth values too
-    rest = [arg.capitalize() if arg in ("true", "false") else arg for arg in rest]
-    return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__, config=plain)
-
-
-def switch(args: Sequence[str], name: str) -> tuple[bool | None, list[str]]:
-    """(whether `--name` is among the arguments, alone or with true or false; None if not at all), and the others."""
-    found, rest, spellings = None, list(args), {"true": True, "false": False}
-    for place, arg in enumerate(rest):
-        key, equals, value = arg.partition("=")
-        if key.replace("_", "-") != f"--{name}":
-            continue
-        following = rest[place + 1].lower() if not equals and place + 1 < len(rest) else ""
-        if equals and value.lower() not in spellings:
-            raise ConfigError(f"--{name} is {value!r}; it must be true or false")
-        found = spellings.get(value.lower() if equals else following, True)
-        del rest[place : place + (2 if following in spellings else 1)]
-        break
-    return found, rest
 
 
 def _train(args: Sequence[str]) -> int:
@@ -172,27 +134,17 @@ def _eval(args: Sequence[str]) -> int:
     return 0
 
 
-def take(args: Sequence[str], name: str, count: int) -> tuple[list[str], list[str]]:
-    """(the `count` values after `--name`, each "" if it is not there; the other arguments)."""
-    rest = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"--{name}=") else [arg])]
-    if f"--{name}" not in rest:
-        return [""] * count, rest
-    at = rest.index(f"--{name}")
-    values = rest[at + 1 : at + 1 + count]
-    if len(values) < count or any(v.startswith("--") for v in values):
-        raise ConfigError(f"--{name} needs {count} value{'s' * (count > 1)} after it")
-    return values, rest[:at] + rest[at + 1 + count :]
+def _compare(args: Sequence[str]) -> int:
+    from groupline.comparison.run import TABLE, compare
+    from groupline.comparison.settings import CompareConfig
 
-
-def numbers(name: str, text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers, sorted, each once."""
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 1:
-        raise ConfigError(f"{name} is {text!r}; it must be whole numbers from 1 with commas between them: 1,8,64")
-    return tuple(found)
+    config = settings(CompareConfig, args)
+    found = compare(config)
+    folder, table = Path(config.output_dir), comparison_table(found)
+    write_text(folder / TABLE, table + "\n")
+    print(_figures(lambda: write_comparison(folder)))
+    print(f"\n{table}")
+    return 0
 
 
 def _sft(args: Sequence[str]) -> int:
