@@ -139,7 +139,7 @@ def fisher_exact(a: int, b: int, n: int) -> float:
 def sign_test(ups: int, downs: int) -> float:
     """Two-sided p-value of a split as uneven as this one if either way were equally likely (McNemar 1947, exact)."""
     changed, fewer = ups + downs, min(ups, downs)
-    tail = sum(math.comb(changed, i) for i in range(fewer + 1)) / 2**changed
+    tail = sum(math.comb(changed, i) for i in range(fewer + 1)) / float(2**changed)
     return min(1.0, 2 * tail)
 
 

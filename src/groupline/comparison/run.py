@@ -113,7 +113,7 @@ def compare(config: CompareConfig, say: Say = print, run: Run = run_child) -> di
 
 def _stale(folder: Path, own: dict[str, tuple[str, RunSettings]]) -> list[Path]:
     """Parts that were made with settings other than these, or from such parts."""
-    changed = set()
+    changed: set[str] = set()
     for name, (_, settings) in own.items():  # in the order in which one needs another
         usage = _usage(folder / name)
         other = usage.exists() and read_json(usage)["settings"] != settings.model_dump(mode="json")
