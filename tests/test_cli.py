@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from groupline.arguments import settings
 from groupline.cli import main
 from groupline.config import Config, ConfigError
+from groupline.training.ppo import PpoConfig
 
 
 @pytest.fixture(autouse=True)
@@ -68,18 +69,18 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--help"], ["-h"], ["help"]):
         assert status(*args) == 0
         out = capsys.readouterr().out
-        for command in ("train", "eval", "sft", "merge", "import-gguf"):
+        for command in ("train", "ppo", "eval", "sft", "merge", "import-gguf"):
             assert f"groupline {command}" in out
     assert status() == 2
 
 
-@pytest.mark.parametrize(("command", "kind"), [("train", Config), ("eval", Config)])
+@pytest.mark.parametrize(("command", "kind"), [("train", Config), ("ppo", PpoConfig), ("eval", Config)])
 def test_help_lists_every_setting(command: str, kind: type[Config], capsys: pytest.CaptureFixture[str]) -> None:
     assert status(command, "--help") == 0
     out = capsys.readouterr().out
     for name in kind.model_fields:
         assert f"--{name.replace('_', '-')}" in out
-    assert "Answers to each prompt: the group." in out
+    assert ("Answers to each prompt; 1 will do" if kind is PpoConfig else "Answers to each prompt: the group.") in out
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,3 +326,21 @@ def test_eval_of_two_models(recipe: Path, start: Path, tmp_path: Path, capsys: p
 def test_what_eval_refuses(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("eval", *args) == 2
     assert message in capsys.readouterr().err
+
+
+def test_ppo_then_eval_of_its_run(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run with single answers, planned, made and measured again from its folder."""
+    single = ("--num-generations", 1)
+    assert status("ppo", recipe, *single, "--dry-run") == 0
+    assert "objective  ppo: baseline none" in capsys.readouterr().out
+    assert status("ppo", recipe, *single, "--value_learning_rate", "1e-2") == 0
+    out = capsys.readouterr().out
+    assert "value explains" in out
+    assert "held out: 3 problems, 4 answers each" in out
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    assert results["models"].keys() == {"policy", "value"}  # beta 0: no reference
+    assert status("eval", tmp_path / "run") == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["pass@1"]["value"] == results["held_out"]["after"]["pass@1"]["value"]
+    assert status("train", recipe, "--objective", "ppo", "--overwrite", "true") == 2
+    assert "PPO needs a value model beside the policy: `groupline ppo`" in capsys.readouterr().err

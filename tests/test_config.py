@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from groupline.config import RENAMED, Config, ConfigError, read_yaml
+from groupline.training.ppo import PpoConfig
 from groupline.training.setup import objective_of
 from groupline.training.sft import SftConfig
 
@@ -29,7 +30,7 @@ def from_text(tmp_path: Path, text: str) -> Config:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
 def test_recipes_load(recipe: Path) -> None:
-    kind = SftConfig if "sft" in recipe.name else Config
+    kind = SftConfig if "sft" in recipe.name else PpoConfig if "ppo" in recipe.name else Config
     loaded = kind.load(recipe)
     assert loaded.output_dir != kind().output_dir  # a recipe names its own folder
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
@@ -47,12 +48,12 @@ def test_there_are_recipes() -> None:
     assert {"quickstart.yaml", "builtin_sft_worked.yaml"} <= {p.name for p in RECIPES}
 
 
-@pytest.mark.parametrize("kind", [Config, SftConfig])
+@pytest.mark.parametrize("kind", [Config, PpoConfig, SftConfig])
 def test_yaml_and_back(kind: type[Config] | type[SftConfig], tmp_path: Path) -> None:
     changed = {"learning_rate": 3e-7, "lora_r": 8, "lora_targets": ("q_proj", "v_proj"),
                "system_prompt": "คิด: ทีละขั้น\n# no comment",
                "chat_template_kwargs": {"enable_thinking": False}, "max_prompt_length": 300}  # fmt: skip
-    if kind is Config:
+    if issubclass(kind, Config):
         changed |= {"stop": ("\n\n", "no"), "rewards": ("think_format",), "reward_weights": (0.5,), "beta": 0.0}
     for config in (kind(), kind(**changed)):
         config.save(tmp_path / "new" / "config.yaml")

@@ -12,6 +12,7 @@ from groupline.models.new import NewModel
 from groupline.objective import OBJECTIVES
 from groupline.rewards.registry import BUILT_IN
 from groupline.tasks.task import TASKS
+from groupline.training.ppo import PpoConfig
 from groupline.training.sft import SftConfig
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +32,12 @@ def settings_table(*headings):
 
 @pytest.mark.parametrize(
     ("kind", "headings"),
-    [(Config, ("Shared by", "`train` and `eval`")), (SftConfig, ("Shared by", "`sft`"))],
-    ids=["train", "sft"],
+    [
+        (Config, ("Shared by", "`train` and `eval`")),
+        (PpoConfig, ("Shared by", "`train` and `eval`", "`ppo`")),
+        (SftConfig, ("Shared by", "`sft`")),
+    ],
+    ids=["train", "ppo", "sft"],
 )
 def test_every_setting_is_documented_with_its_default(kind: type[BaseModel], headings):
     told = settings_table(*headings)

@@ -15,7 +15,8 @@ import groupline
 RELIED_ON = {
     "BNPO", "CISPO", "Config", "DAPO", "DR_GRPO", "Engine", "GRPO", "GRPOConfig", "GRPOTrainer", "GSPO", "Objective",
     "REINFORCE", "RLOO",
-    "SamplingParams", "evaluate", "group_advantages", "kl", "pass_at_k", "rewards", "train", "wilson_interval",
+    "PpoConfig", "SamplingParams", "evaluate", "group_advantages", "kl", "pass_at_k", "ppo", "rewards", "train",
+    "wilson_interval",
 }  # fmt: skip
 
 
@@ -79,6 +80,7 @@ def test_signatures() -> None:
     for estimator in (groupline.kl.k1, groupline.kl.k2, groupline.kl.k3):
         assert names(estimator)[0][:2] == ["logp", "ref_logp"]
     assert names(groupline.train)[0][0] == "config"
+    assert names(groupline.ppo) == names(groupline.train)
     for judge in ("correct_number", "think_format", "language_share", "extract_number"):
         assert callable(getattr(groupline.rewards, judge))
     assert names(groupline.rewards.extract_number)[0][0] == "text"

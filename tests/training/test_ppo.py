@@ -264,6 +264,9 @@ def test_a_reward_model_takes_the_place_of_the_rewards(tmp_path: Path, first: nn
             assert r["rewards"]["even_share"] == sum(i % 2 == 0 for i in r["ids"]) / len(r["ids"])
     for m in rows(tmp_path / "run" / "metrics.jsonl"):
         assert m["objective/scores"] == pytest.approx(m["reward"]) == pytest.approx(m["rewards/reward_model/mean"])
+    card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    assert "proximal policy optimisation (PPO) with a value model" in card
+    assert f"the score of the reward model `{tmp_path / 'rm'}`" in card
     models = results["models"]
     assert models.keys() == {"policy", "value", "reward", "reference"}
     assert models["reward"]["parameters"] == sum(p.numel() for p in reward.parameters())

@@ -78,6 +78,8 @@ def test_results_schema(finished: Run) -> None:
             "completion_length": metrics["completions/mean_length"],
             "accuracy": metrics["accuracy"],
         }
+    every = sum(w.numel() for w in load_file(finished.folder / "model" / "model.safetensors").values())
+    assert results["models"] == {name: {"parameters": every, "bytes": 4 * every} for name in ("policy", "reference")}
     held = results["held_out"]
     assert (held["problems"], held["samples_per_problem"], results["interrupted"]) == (4, 8, False)
     for when in ("before", "after"):

@@ -36,7 +36,7 @@ def model_card(setup: Setup, results: dict[str, Any]) -> str:
     rows = [
         ("base", f"`{base}`"),
         ("data", _data(setup)),
-        ("rewards", ", ".join(f"{r.weight:g} x `{r.name}`" for r in setup.rewards)),
+        ("rewards", _rewards(setup)),
         ("objective", f"`{o.name}`, beta {o.beta:g}"),
         (
             "steps",
@@ -50,7 +50,7 @@ def model_card(setup: Setup, results: dict[str, Any]) -> str:
     lines = [
         "---", yaml.safe_dump(about, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
         f"# {kind} {base}", "",
-        "Trained with groupline: group-relative policy optimisation on rewards that code can check.", "",
+        f"Trained with groupline: {_method(setup)}.", "",
         "| what | value |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows), "",
         "## Held-out problems", "", *_evaluation(results), "",
         "## Loading", "", "```python", *_loading(base, adapter), "```",
@@ -64,6 +64,20 @@ def base_of(setup: Setup) -> str:
         return setup.config.model
     inner = setup.policy.get_base_model() if is_peft(setup.policy) else setup.policy  # type: ignore[operator]
     return str(getattr(getattr(inner, "config", None), "_name_or_path", "")) or "a model passed in"
+
+
+def _method(setup: Setup) -> str:
+    if setup.objective.name == "ppo":
+        return "proximal policy optimisation (PPO) with a value model"
+    return "group-relative policy optimisation on rewards that code can check"
+
+
+def _rewards(setup: Setup) -> str:
+    """The judges; where a reward model's score took their place, that."""
+    model = getattr(setup.config, "reward_model", None)
+    if model is not None:
+        return f"the score of the reward model `{model}`"
+    return ", ".join(f"{r.weight:g} x `{r.name}`" for r in setup.rewards)
 
 
 def _data(setup: Setup) -> str:
