@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from groupline.comparison.settings import CompareConfig
 from groupline.config import Config
 from groupline.models.new import NewModel
 from groupline.objective import OBJECTIVES
 from groupline.rewards.registry import BUILT_IN
 from groupline.tasks.task import TASKS
+from groupline.training.dpo import DpoConfig
 from groupline.training.ppo import PpoConfig
+from groupline.training.reward_model import RewardModelConfig
 from groupline.training.sft import SftConfig
 
 ROOT = Path(__file__).parents[1]
@@ -36,8 +39,11 @@ def settings_table(*headings):
         (Config, ("Shared by", "`train` and `eval`")),
         (PpoConfig, ("Shared by", "`train` and `eval`", "`ppo`")),
         (SftConfig, ("Shared by", "`sft`")),
+        (RewardModelConfig, ("Shared by", "Pairs", "`reward-model`")),
+        (DpoConfig, ("Shared by", "Pairs", "`dpo`")),
+        (CompareConfig, ("Shared by", "`compare`")),
     ],
-    ids=["train", "ppo", "sft"],
+    ids=["train", "ppo", "sft", "reward-model", "dpo", "compare"],
 )
 def test_every_setting_is_documented_with_its_default(kind: type[BaseModel], headings):
     told = settings_table(*headings)

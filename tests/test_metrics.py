@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from groupline.metrics import bootstrap_interval, maj_at_k, p_no_signal, pass_at_k, wilson_interval
+from groupline.metrics import bootstrap_interval, calibration, maj_at_k, p_no_signal, pass_at_k, wilson_interval
 
 
 def test_pass_at_k_golden():
@@ -133,3 +133,28 @@ def test_p_no_signal_by_enumeration():
     for args in ((1.5, 4), (-0.1, 4), (0.5, 0)):
         with pytest.raises(ValueError, match="p_no_signal"):
             p_no_signal(*args)
+
+
+def test_calibration_by_hand() -> None:
+    """Two bins: 0.2 and 0.4 with no event, 0.9 with one and 0.7 with none."""
+    found = calibration([0.2, 0.4, 0.9, 0.7], [0, 0, 1, 0], bins=2)
+    assert found["brier"] == pytest.approx((0.04 + 0.16 + 0.01 + 0.49) / 4)
+    assert found["ece"] == pytest.approx(0.5 * 0.3 + 0.5 * 0.3)
+    assert found["bins"] == [
+        {"low": 0.0, "high": 0.5, "count": 2, "probability": pytest.approx(0.3), "share": 0.0},
+        {"low": 0.5, "high": 1.0, "count": 2, "probability": pytest.approx(0.8), "share": 0.5},
+    ]
+
+
+def test_calibration_of_what_is_sure_and_of_what_says_nothing() -> None:
+    sure = calibration([1.0, 0.0], [1, 0])
+    assert (sure["brier"], sure["ece"]) == (0.0, 0.0)
+    assert [b["low"] for b in sure["bins"]] == [0.0, 0.9]  # 1 is in the last bin
+    even = calibration([0.5] * 4, [1, 0, 1, 0])
+    assert (even["brier"], even["ece"]) == (0.25, 0.0)
+
+
+@pytest.mark.parametrize(("p", "y", "bins"), [([], [], 2), ([0.5], [1, 0], 2), ([1.5], [1], 2), ([0.5], [1], 0)])
+def test_calibration_refuses(p: list[float], y: list[float], bins: int) -> None:
+    with pytest.raises(ValueError, match="calibration: "):
+        calibration(p, y, bins)

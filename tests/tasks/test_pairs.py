@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import group
 
 from groupline.records import Pair
-from groupline.tasks.pairs import read_pairs
+from groupline.tasks.pairs import pairs_of_groups, read_pairs
 
 ASK = {"role": "user", "content": "2+3?"}
 YES, NO = ({"role": "assistant", "content": text} for text in "56")
@@ -102,3 +103,21 @@ def test_what_gives_no_rows() -> None:
         read_pairs({"chosen": ["a"]})
     with pytest.raises(TypeError, match="row 1 of pairs is a str; it must be a mapping or a Pair"):
         read_pairs(["a"])
+
+
+def test_pairs_of_groups() -> None:
+    """Best before worst; equal rewards say nothing; an answer that no reward applies to takes no part."""
+    groups = [
+        group("a", [1], [[2], [3], [4]], [0.5, 1.5, 0.0]),
+        group("b", [1], [[2], [3]], [1.0, 1.0]),
+        group("c", [1], [[2], [3], [4]], [None, 1.0, 0.0]),
+        group("d", [1], [[2], [3], [4], [5]], [1.0, 0.0, 1.0, 0.0]),
+    ]
+    made = {p.id: p for p in pairs_of_groups(groups)}
+    assert made.keys() == {"a", "c", "d"}
+    assert (made["a"].chosen_ids, made["a"].rejected_ids) == ((3,), (4,))
+    assert (made["c"].chosen_ids, made["c"].rejected_ids) == ((3,), (4,))
+    assert dict(made["a"].columns) == {"answer": groups[0].problem.answer, "chosen_reward": 1.5, "rejected_reward": 0.0}
+    drawn = {(p.chosen_ids, p.rejected_ids) for seed in range(20) for p in pairs_of_groups(groups[3:], seed)}
+    assert drawn == {((c,), (r,)) for c in (2, 4) for r in (3, 5)}
+    assert pairs_of_groups(groups, 3) == pairs_of_groups(groups, 3)

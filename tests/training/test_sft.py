@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import rows, twin, weights
+from small import plain_logprobs, rows, same, twin, weights
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -71,7 +71,7 @@ def test_a_model_from_nothing(tmp_path: Path) -> None:
     settings = SftConfig(
         new_model={"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 2, "kv_heads": 1,
                    "head_dim": 16},
-        task="arithmetic_en", problems=40, steps=25, batch_size=8, learning_rate=1e-2, warmup_steps=2,
+        task="arithmetic_en", problems=40, eval_problems=0, steps=25, batch_size=8, learning_rate=1e-2, warmup_steps=2,
         output_dir=str(tmp_path / "run"),
     )  # fmt: skip
     said: list[str] = []
@@ -96,7 +96,7 @@ def test_a_model_from_nothing(tmp_path: Path) -> None:
 
 def test_an_adapter_is_trained_and_merged(tmp_path: Path, start: Path, first: nn.Module) -> None:
     settings = SftConfig(
-        model=str(start), task="arithmetic_en", problems=8, steps=2, batch_size=4, lora_r=4, learning_rate=1e-2,
+        model=str(start), task="arithmetic_en", problems=8, eval_problems=0, steps=2, batch_size=4, lora_r=4, learning_rate=1e-2,
         output_dir=str(tmp_path / "run"),
     )  # fmt: skip
     folder = sft(settings, lambda line: None)
@@ -111,8 +111,8 @@ def test_dropout_is_active_while_an_adapter_is_trained(tmp_path: Path, start: Pa
     losses = []
     for dropout in (0.0, 0.5):
         settings = SftConfig(
-            model=str(start), task="arithmetic_en", problems=8, steps=3, batch_size=4, lora_r=4, lora_dropout=dropout,
-            learning_rate=5e-2, output_dir=str(tmp_path / str(dropout)),
+            model=str(start), task="arithmetic_en", problems=8, eval_problems=0, steps=3, batch_size=4, lora_r=4,
+            lora_dropout=dropout, learning_rate=5e-2, output_dir=str(tmp_path / str(dropout)),
         )  # fmt: skip
         sft(settings, lambda line: None)
         losses.append([r["loss"] for r in rows(tmp_path / str(dropout) / "metrics.jsonl")])
@@ -142,3 +142,46 @@ def test_recipes_of_one_kind_are_refused_by_the_other(tmp_path: Path) -> None:
         Config(batch_size=4)
     with pytest.raises(ConfigError, match=r"new_model\.vocab_size is 5: .*300; new_model\.width is 3: "):
         SftConfig(new_model={"vocab_size": 5, "width": 3})
+
+
+def test_from_python_with_held_out_answers(tmp_path: Path, model: nn.Module, first: nn.Module, tokenizer: Any) -> None:
+    """results.json tells the held-out answers' loss before and after, as an ordinary pass over each alone gives it."""
+    problems = get_task("arithmetic_en").problems("train", 24)
+    held = get_task("arithmetic_en").problems("held_out", 6)
+    settings = SftConfig(steps=8, batch_size=8, learning_rate=1e-2, output_dir=str(tmp_path / "run"))
+    sft(settings, lambda line: None, model=model, tokenizer=tokenizer, problems=problems, held_out=held)
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    encoded = [(encode_prompt(tokenizer, p.prompt), encode_answer(tokenizer, str(p.columns["solution"]))) for p in held]
+    total = sum(len(a) for _, a in encoded)
+    with torch.no_grad():
+        before, after = (-sum(float(plain_logprobs(m, p, a).sum()) for p, a in encoded) / total for m in (first, model))
+    assert results["held_out"]["before"] == {"loss": pytest.approx(before, rel=1e-5), "tokens": total}
+    assert results["held_out"]["after"] == {"loss": pytest.approx(after, rel=1e-5), "tokens": total}
+    assert after < before
+    assert (results["updates"], results["examples"], results["held_out"]["problems"]) == (8, 24, 6)
+    assert same(weights(AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")), weights(model))
+
+
+def test_an_adapter_may_stay_one(tmp_path: Path, start: Path) -> None:
+    settings = SftConfig(
+        model=str(start), task="arithmetic_en", problems=8, eval_problems=0, steps=2, batch_size=4, lora_r=4,
+        merge_adapter=False, learning_rate=1e-2, output_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    folder = sft(settings, lambda line: None)
+    assert (folder / "adapter_config.json").exists()
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["held_out"]["before"] is None
+    again = settings.model_copy(update={"model": str(folder), "output_dir": str(tmp_path / "again")})
+    with pytest.raises(ConfigError, match="the model already has an adapter; set lora_r: 0 to train it"):
+        sft(again, lambda line: None)
+
+
+def test_held_out_problems_without_an_answer_are_named(tmp_path: Path, start: Path) -> None:
+    train, held = tmp_path / "train.jsonl", tmp_path / "held.jsonl"
+    train.write_text(json.dumps({"question": "1+1=", "answer": "2", "solution": "2"}) + "\n", encoding="utf-8")
+    held.write_text(json.dumps({"question": "1+2=", "answer": "3"}) + "\n", encoding="utf-8")
+    files = {"train_file": str(train), "eval_file": str(held), "output_dir": str(tmp_path / "run")}
+    with pytest.raises(ValueError, match="problem 'held-1' has no 'solution' to learn from"):
+        sft(SftConfig(model=str(start), **files), lambda line: None)
+    sft(SftConfig(model=str(start), eval_problems=0, steps=1, **files), lambda line: None)
+    with pytest.raises(ConfigError, match="no problems to learn from"):
+        sft(SftConfig(model=str(start), output_dir=str(tmp_path / "none")), lambda line: None, problems=[])

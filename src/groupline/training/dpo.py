@@ -94,6 +94,8 @@ def dpo(
         return _measured(measure_pairs(trainee, held, loss)) if held else None
 
     before = measure()
+    if before is not None:
+        before["accuracy"] = None  # the policy is its reference: every pair is a tie
     done = run_updates(config, examples, update, say, line)
     results = {"method": "dpo", "model": config.model, "seed": config.seed, "beta": config.beta, **done}
     results |= {"dropped": dropped + dropped_held, "held_out": {"pairs": len(held), "before": before}}
@@ -151,6 +153,11 @@ def dpo_metrics(judged: Judged) -> dict[str, float]:
 
 
 def _measured(judged: Judged) -> dict[str, Any]:
+    """Of held-out pairs. accuracy: of the implicit rewards. chosen_likelier: share with log pi(c) > log pi(r)."""
     right, count = float(judged.facts.right.sum()), len(judged.loss)
-    interval = {"value": right / count, "wilson": list(wilson_interval(right, count))}
-    return {**dpo_metrics(judged), "accuracy": interval}
+    likelier = judged.extras["logps/chosen"] > judged.extras["logps/rejected"]
+    return {
+        **dpo_metrics(judged),
+        "chosen_likelier": float(likelier.float().mean()),
+        "accuracy": {"value": right / count, "wilson": list(wilson_interval(right, count))},
+    }
