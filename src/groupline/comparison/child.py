@@ -2,8 +2,8 @@
 
     python -m groupline.comparison.child JOB.json
 
-The job is {"run": a name of `RUNS`, "settings": what that takes}. Peak memory of a CUDA device, where there is one, is
-written beside it, to JOB.device.json.
+The job is {"run": a name of `RUNS`, "settings": what that takes}. The peaks of its memory, and of the CUDA device's where
+there is one, are written beside it, to JOB.memory.json.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groupline.comparison.measure import load_only, measure
+from groupline.comparison.memory import own_peak
 from groupline.comparison.settings import DPO, PAIRS, PPO, REWARD_MODEL, SFT
 from groupline.config import Config
 from groupline.runlog import write_json
@@ -46,8 +47,8 @@ def main(file: Path) -> int:
     results = Path(str(job["settings"].get("output_dir", ""))) / "results.json"
     if results.is_file() and json.loads(results.read_text(encoding="utf-8")).get("interrupted"):
         return 130
-    if torch.cuda.is_available():
-        write_json(file.with_suffix(".device.json"), {"peak_bytes": torch.cuda.max_memory_allocated()})
+    device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    write_json(file.with_suffix(".memory.json"), {"peak_rss_bytes": own_peak(), "peak_device_bytes": device})
     return 0
 
 

@@ -104,7 +104,7 @@ def aggregate(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict
                 "seeds": [r[f"pass@{k}"]["value"] for r in own],
             }
         for key, other in (("vs_start", START), ("vs_grpo", GRPO)):
-            if other in by and name != other:
+            if other in by and name not in (START, other):
                 found[key] = {
                     f"pass@{k}": paired_difference(_per_problem(by[other], k), _per_problem(own, k)) for k in ks
                 }

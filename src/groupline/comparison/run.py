@@ -46,12 +46,10 @@ def run_child(part: Path, job: dict[str, Any]) -> dict[str, Any]:
     if child.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
         raise RuntimeError(f"{part} failed (exit status {child.returncode}): {lines[-1]}; all it said is in {log}")
-    device = file.with_suffix(".device.json")
-    return {
-        "seconds": time.perf_counter() - began,
-        "peak_rss_bytes": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        "peak_device_bytes": read_json(device)["peak_bytes"] if device.exists() else None,
-    }
+    seconds, memory = time.perf_counter() - began, read_json(file.with_suffix(".memory.json"))
+    if memory["peak_rss_bytes"] is None:
+        memory["peak_rss_bytes"] = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"seconds": seconds, **memory}
 
 
 def compare(config: CompareConfig, say: Say = print, run: Run = run_child) -> dict[str, Any]:

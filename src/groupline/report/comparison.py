@@ -109,7 +109,7 @@ def write_comparison(folder: Path) -> list[Path]:
     accuracy.set_title(f"{first}, held out", fontsize=10)
     accuracy.set_xlabel("line: 95% over problems; ticks: seeds", fontsize=8)
     models.set_title("models held; human labels needed", fontsize=10)
-    models.set_xticks(range(len(ROLES)), ("policy", "refer-\nence", "value", "reward"), fontsize=8)
+    models.set_xticks(range(len(ROLES)), ROLES, fontsize=8, rotation=30)
     models.set_xlim(-0.6, len(ROLES) + 3.2)
     above = [(_bytes(m) - _bytes_of(found["load"])) / MB for m in methods]
     memory.barh(places, above, color=GREY, height=0.5)
