@@ -13,7 +13,7 @@ test: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -45,6 +45,10 @@ builtin: $(VENV)/.ready
 	$(BIN)/groupline sft recipes/builtin_sft_worked.yaml --overwrite True
 	$(BIN)/groupline sft recipes/builtin_sft_mixed.yaml --overwrite True
 
+# Debian's Chromium, for the tests of pages, where it may be installed.
+APT_CHROMIUM = { test "$$(id -u)" = 0 && apt-get -qq update && \
+	DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium > /dev/null; }
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -61,6 +65,8 @@ $(VENV)/.ready-gguf: $(VENV)/.ready
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) -e '.[dev]'
 	$(PIP) -e '.[gym]' || echo "reasoning-gym needs a C compiler and did not install: its tests are skipped"
+	$(PIP) -e '.[wandb,trackio,mlflow]' || echo "wandb, trackio or mlflow did not install: their tests are skipped"
+	command -v chromium || $(APT_CHROMIUM) || echo "there is no Chromium and it did not install: tests of pages are skipped"
 	touch $@
 
 # Installed, not linked, so that what is measured does not change under it.

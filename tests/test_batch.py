@@ -81,7 +81,7 @@ def test_the_sampled_ids_and_log_probs_are_trained_on_as_they_are():
     assert micro.ref_logp is None
 
 
-@pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf, None])
 def test_a_log_prob_that_is_not_finite_is_named(bad):
     good = Rollout(completion([1], [2, 3]), "", {}, 1.0)
     odd = Rollout(completion([1], [4, 5, 6], logprobs=[-1.0, bad, -1.0]), "", {}, 0.0)

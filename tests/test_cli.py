@@ -69,7 +69,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--help"], ["-h"], ["help"]):
         assert status(*args) == 0
         out = capsys.readouterr().out
-        for command in ("train", "ppo", "eval", "sft", "merge", "import-gguf"):
+        for command in ("train", "ppo", "eval", "sft", "dpo", "merge", "import-gguf", "doctor", "explain"):
             assert f"groupline {command}" in out
     assert status() == 2
 
@@ -87,7 +87,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("trian") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    commands = "train, eval, sft, merge, import-gguf, compat"
+    commands = "train, ppo, eval, sft, pairs, reward-model, dpo, merge, import-gguf, compat, doctor, audit-reward, probe, explain"
     assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 
 

@@ -9,9 +9,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from groupline.arguments import settings
 from groupline.config import RENAMED, Config, ConfigError, read_yaml
+from groupline.training.dpo import DpoConfig
 from groupline.training.ppo import PpoConfig
-from groupline.training.setup import objective_of
+from groupline.training.reward_model import RewardModelConfig
+from groupline.training.setup import judges_of, objective_of
 from groupline.training.sft import SftConfig
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
@@ -30,7 +33,8 @@ def from_text(tmp_path: Path, text: str) -> Config:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
 def test_recipes_load(recipe: Path) -> None:
-    kind = SftConfig if "sft" in recipe.name else PpoConfig if "ppo" in recipe.name else Config
+    kinds = {"sft": SftConfig, "ppo": PpoConfig, "dpo": DpoConfig, "reward_model": RewardModelConfig}
+    kind = next((kind for name, kind in kinds.items() if name in recipe.name), Config)
     loaded = kind.load(recipe)
     assert loaded.output_dir != kind().output_dir  # a recipe names its own folder
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
@@ -234,9 +238,43 @@ def test_the_objective_follows_the_settings() -> None:
     assert (row.clip_low, row.clip_high, row.beta, row.ddof, row.scale) == (0.1, 0.1, 0.0, 0, "none")
     row = objective_of(Config(objective="dapo", epsilon_high=0.5, beta=0.01, delta=4.0))
     assert (row.clip_low, row.clip_high, row.kl, row.beta, row.delta) == (0.2, 0.5, "k3", 0.01, 4.0)
-    for settings, part in (
+    for changes, part in (
         ({"objective": "reinforce", "epsilon": 0.2}, "clip_low"),
         ({"objective": "cispo", "delta": 3.0}, "delta"),
     ):
         with pytest.raises(ConfigError, match=rf"Objective\.{part} is "):
-            objective_of(Config(**settings))
+            objective_of(Config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("2e-5", 2e-5), ("1.0e-6", 1e-6), ("1.0e6", 1e6), ("1e6", 1e6), ("0.000001", 1e-6), ("'1e-6'", 1e-6)],
+)  # fmt: skip
+def test_c61_a_number_in_any_writing(text: str, value: float, tmp_path: Path) -> None:
+    assert from_text(tmp_path, f"learning_rate: {text}\n").learning_rate == value
+    assert Config(learning_rate=text.strip("'")).learning_rate == value  # as an argument of the command line
+
+
+@pytest.mark.parametrize("text", ["abc", "no", "yes", "null", ".nan", ".inf", "-1e-6"])
+def test_c61_what_is_no_rate_is_refused_by_key_and_file(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^learning_rate is .*\(settings of .*recipe\.yaml\)$"):
+        from_text(tmp_path, f"learning_rate: {text}\n")
+
+
+@pytest.mark.parametrize("key", ["steps", "learning_rate", "seed", "lora_alpha", "model"])
+def test_c61_a_truth_value_is_no_number(key: str) -> None:
+    """YAML reads `yes` as true, which would otherwise pass for 1."""
+    assert refusal(**{key: True}) == f"{key} is True: a truth value, and it takes none"
+
+
+def test_reward_timeouts_from_yaml_and_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("rewards: [think_format, correct_number]\nreward_timeouts: [null, 2]\n")
+    assert [r.timeout for r in judges_of(Config.load(file))] == [None, 2.0]
+    given = settings(Config, [str(file), "--reward-timeouts", "1.5", "None", "--report-to", "mlflow", "wandb"])
+    assert (given.reward_timeouts, given.report_to) == ((1.5, None), ("mlflow", "wandb"))
+    assert settings(Config, ["--report-to", "none"]).report_to == ()
+    with pytest.raises(ConfigError, match=r"2 rewards but 1 reward_timeouts; give one for each, or null"):
+        Config(rewards=("a", "b"), reward_timeouts=(1.0,))
+    with pytest.raises(ConfigError, match=r"reward_timeouts is .*greater than 0"):
+        Config(reward_timeouts=(0.0,))

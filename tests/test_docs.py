@@ -1,5 +1,6 @@
 """The documents against the code: every setting stands in docs/config.md with its default, and every link leads somewhere."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -69,3 +70,26 @@ def test_links_lead_to_files(document):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
     missing = [link for link in links if link and "://" not in link and not (document.parent / link).exists()]
     assert not missing
+
+
+def test_every_test_that_the_page_of_cases_names_exists():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "cases.md").read_text(encoding="utf-8"))
+    assert len(named) > 150
+    found = {
+        path: {
+            n.name for n in ast.parse((ROOT / "tests" / path).read_text("utf-8")).body if isinstance(n, ast.FunctionDef)
+        }
+        for path in {path for path, _ in named}
+    }
+    assert not [f"{path}::{name}" for path, name in named if name not in found[path]]
+
+
+def test_the_page_of_cases_names_a_test_for_every_id():
+    text = (ROOT / "docs" / "cases.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]\d+) \|.*\| (.*) \|$", text, re.MULTILINE)
+    assert all("::" in tests for _, tests in rows)
+    ids = [name for name, _ in rows]
+    assert len(set(ids)) == len(ids)
+    later = set(re.findall(r"\b[A-Z]\d+\b", text.partition("## Of parts that are not built yet")[2]))
+    for letter, last in {"N": 19, "M": 13, "R": 17, "D": 5, "G": 5, "S": 3, "L": 5, "E": 2, "X": 6}.items():
+        assert {f"{letter}{i}" for i in range(1, last + 1)} <= {*ids, *later}

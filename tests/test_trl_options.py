@@ -186,3 +186,14 @@ def test_a_row_keeps_its_columns_and_their_types() -> None:
     talk = [{"role": "user", "content": "1 + 1"}]
     (one,) = problems_of([{"prompt": talk, "answer": 2, "level": [1, 2], "completion": "left out"}], "rows")
     assert (one.prompt, one.answer, one.columns) == (tuple(talk), 2, {"level": [1, 2]})
+
+
+def test_c45_how_many_updates() -> None:
+    """24 answers are 4 prompts of 6: 8,000 prompts twice are 4,000 updates; 8 answers are 2 prompts of 4."""
+    long = GRPOConfig(
+        per_device_train_batch_size=12, gradient_accumulation_steps=2, num_generations=6, num_train_epochs=2
+    )
+    assert Plan.of(long, 8000).updates == 4000
+    short = {"per_device_train_batch_size": 8, "num_generations": 4, "num_train_epochs": 1}
+    assert Plan.of(GRPOConfig(**short), 12).updates == 6
+    assert Plan.of(GRPOConfig(**short, num_iterations=3), 12).updates == 18

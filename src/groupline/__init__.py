@@ -16,7 +16,7 @@ _HOMES = {
     "CISPO": "groupline.objective",
     "Completion": "groupline.records",
     "Config": "groupline.config",
-    "ConfigError": "groupline.config",
+    "ConfigError": "groupline.settings",
     "DAPO": "groupline.objective",
     "DR_GRPO": "groupline.objective",
     "DpoConfig": "groupline.training.dpo",
@@ -39,6 +39,7 @@ _HOMES = {
     "Rollout": "groupline.records",
     "SamplingParams": "groupline.records",
     "SftConfig": "groupline.training.sft",
+    "Sink": "groupline.training.sinks",
     "bootstrap_interval": "groupline.metrics",
     "compare_ability": "groupline.ability",
     "dpo": "groupline.training.dpo",
@@ -89,6 +90,7 @@ __all__ = [
     "Rollout",
     "SamplingParams",
     "SftConfig",
+    "Sink",
     "__version__",
     "bootstrap_interval",
     "compare_ability",
@@ -143,6 +145,7 @@ if TYPE_CHECKING:
     from groupline.training.ppo import PpoConfig, ppo
     from groupline.training.reward_model import RewardModelConfig, reward_model
     from groupline.training.sft import SftConfig, sft
+    from groupline.training.sinks import Sink
     from groupline.trl import GRPOConfig, GRPOTrainer
 
 

@@ -104,7 +104,7 @@ def make_batch(
             raise ValueError(f"make_batch: group {g.problem.id!r} has {len(g.rollouts)} answers, the first has {size}")
         for i, r in enumerate(g.rollouts):
             for at, x in enumerate(r.completion.logprobs):
-                if not math.isfinite(x):
+                if x is None or not math.isfinite(x):  # an engine may have given none
                     raise ValueError(f"make_batch: group {g.problem.id!r}, answer {i}, token {at} has log-prob {x}")
     completions = [r.completion for g in groups for r in g.rollouts]
     advantages = group_advantages(

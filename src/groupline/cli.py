@@ -7,10 +7,12 @@ import json
 import os
 import signal
 import sys
+import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from groupline import commands
 from groupline.arguments import numbers, settings, switch, take
 from groupline.config import Config
 from groupline.report.ability import ability_table, write_ability
@@ -31,7 +33,11 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline compare [CONFIG.yaml] [--key value ...]   every method of the family on one task, one budget: one table
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
+  groupline doctor RUN [RUN...]                       what a run's figures warn of; exit status 1 if it is broken
+  groupline audit-reward FUNCTION                     what a judge gives to adversarial answers
+  groupline probe [CONFIG.yaml] [--key value ...]     the share of groups that would teach, by group size
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
+  groupline explain [--out FILE] [--lang en|zh]       the method as a page to play with, in the browser
 
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
 """
@@ -45,17 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if args else 2
-    commands = {
+    known = {
         "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
         "dpo": _dpo, "compare": _compare, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
+        "doctor": commands.doctor, "audit-reward": commands.audit_reward, "probe": commands.probe, "explain": _explain,
     }  # fmt: skip
-    if args[0] not in commands:
-        print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(commands)}", file=sys.stderr)
+    if args[0] not in known:
+        print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)
         return 2
-    _quiet_libraries()
+    if args[0] != "explain":  # which needs none of them
+        _quiet_libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:
-        return commands[args[0]](args[1:])
+        return known[args[0]](args[1:])
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         if os.environ.get("GROUPLINE_TRACEBACK"):
             raise
@@ -205,6 +213,23 @@ def _compat(args: Sequence[str]) -> int:
     from groupline.trl.options import table
 
     print(table())
+    return 0
+
+
+def _explain(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="groupline explain", description="The method as one HTML page, offline.")
+    parser.add_argument(
+        "--out", type=Path, default=Path("explain.html"), help="the file to write (default explain.html)"
+    )
+    parser.add_argument("--lang", default="en", help="the language it opens in, en or zh; a switch is in the page")
+    parser.add_argument("--no-open", action="store_true", help="only write it, open no browser")
+    given = parser.parse_args(args)
+    from groupline.report.explain import write_explainer
+
+    page = write_explainer(given.out, given.lang)
+    print(f"saved in {page}")
+    if not given.no_open and not webbrowser.open(page.as_uri()):
+        print("no browser was found here; open the file in one")
     return 0
 
 

@@ -1,74 +1,35 @@
-"""The typed, frozen configuration of a run, its YAML form, and errors that name key, value and remedy."""
+"""The settings of a run: those that every kind of training shares, and those of GRPO."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from groupline.runlog import write_text
+from groupline.settings import (
+    RENAMED,
+    ConfigError,
+    Fraction01,
+    NonNegative,
+    Positive,
+    Settings,
+    explain_unknown,
+    read_recipe,
+    read_yaml,
+    tracker_names,
+)
 
-# Keys of other trainers, and what takes their place here.
-RENAMED = {
-    "max_prompt_lenght": "max_prompt_length",
-    "per_device_train_batch_size": "prompts_per_step (prompts, not answers) and micro_batch_tokens (memory only)",
-    "gradient_accumulation_steps": "micro_batch_tokens: micro-batches follow from it and never change the gradient",
-    "generation_batch_size": "prompts_per_step",
-    "max_steps": "steps",
-    "num_train_epochs": "steps",
-    "loss_type": "objective",
-    "use_liger_kernel": "nothing: logits are never held whole",
-    "bf16": "precision",
-    "fp16": "precision",
-    "reward_funcs": "rewards",
-    "max_new_tokens": "max_completion_length",
-    "group_size": "num_generations",
-    "dataset_name": "train_file: hub:owner/name",
-    "columns": "prompt_column and answer_column",
-    "clip_range": "epsilon",
-    "kl_coef": "beta",
-}
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction01 = Annotated[float, Field(gt=0, le=1)]
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot run; the message lists every problem found."""
-
-
-class Settings(BaseModel):
-    """Typed, frozen settings. Unknown keys are refused with the nearest valid one, every problem in one message."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    def __init__(self, **values: Any) -> None:
-        known = type(self).model_fields
-        problems = [explain_unknown(key, known) for key in values if key not in known]
-        try:
-            super().__init__(**{k: v for k, v in values.items() if k in known})
-        except ValidationError as error:
-            problems += map(_explain, error.errors())
-        if problems:
-            raise ConfigError("; ".join(problems)) from None
-
-    @classmethod
-    def load(cls, path: str | Path, **changes: Any) -> Self:
-        """From a YAML file. Numbers such as 1e-5, which YAML reads as text, are converted by the key's type.
-
-        changes: settings over the file's; `fast=True` first lays its block `fast_settings` over it (see `read_recipe`).
-        """
-        fast = changes.pop("fast", None)
-        return cls(**(read_recipe(Path(path), cls.model_fields, fast) | changes))
-
-    def save(self, path: Path) -> None:
-        """Written whole or not at all."""
-        write_text(path, yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+__all__ = [
+    "RENAMED",
+    "Config",
+    "ConfigError",
+    "Positive",
+    "RunSettings",
+    "Settings",
+    "explain_unknown",
+    "read_recipe",
+    "read_yaml",
+]
 
 
 class RunSettings(Settings):
@@ -138,6 +99,19 @@ class RunSettings(Settings):
     """Delete an earlier run in the same folder instead of refusing."""
     seed: int = 0
 
+    # Trackers
+    report_to: tuple[str, ...] = ()
+    """Trackers told of the run beside its files: tensorboard, wandb, trackio, mlflow; all: those installed."""
+    run_name: str | None = None
+    """The run's name in trackers; that of output_dir by default."""
+    project: str | None = None
+    """The trackers' project, or MLflow's experiment."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _trackers(cls, value: Any) -> tuple[str, ...]:
+        return tracker_names(value)
+
 
 class Config(RunSettings):
     """Every setting of a GRPO run."""
@@ -147,6 +121,8 @@ class Config(RunSettings):
     """Built-in names or module.function; the task's own by default."""
     reward_weights: tuple[float, ...] | None = None
     """One weight a reward function."""
+    reward_timeouts: tuple[Annotated[float, Field(gt=0)] | None, ...] | None = None
+    """Most seconds that one call of each reward function may take; null: no limit."""
 
     # Sampling
     prompts_per_step: Positive = 16
@@ -203,6 +179,8 @@ class Config(RunSettings):
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
+    stop_on_alarm: bool = False
+    """End the run, its model saved, when an alarm says that it is broken."""
 
     # Checkpoints
     save_steps: int = Field(default=100, ge=0)
@@ -237,6 +215,9 @@ class Config(RunSettings):
         given, weights = self.rewards, self.reward_weights
         if given is not None and weights is not None and len(given) != len(weights):
             problems.append(f"{len(given)} rewards but {len(weights)} reward_weights; give one for each")
+        timeouts = self.reward_timeouts
+        if given is not None and timeouts is not None and len(given) != len(timeouts):
+            problems.append(f"{len(given)} rewards but {len(timeouts)} reward_timeouts; give one for each, or null")
         if self.rewards == ():
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:
@@ -244,57 +225,3 @@ class Config(RunSettings):
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not plain YAML: {error}") from None
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} holds a {type(values).__name__}; it must hold settings, one `key: value` a line")
-    return {str(key): value for key, value in values.items()}
-
-
-def read_recipe(path: Path, known: Collection[str], fast: bool | None = None) -> dict[str, Any]:
-    """The settings of a recipe, which may hold a quicker variant of itself: a block `fast_settings` of settings that
-    take the place of those beside it where `fast` is true, in the recipe or as the argument, which goes first.
-
-    known: the settings there are. Neither of the two keys is in what is returned.
-
-    Raises:
-        ConfigError: the two are not of that kind; a key in the block is unknown, used or not; there is no block to use.
-    """
-    values = read_yaml(path)
-    chosen, block = values.pop("fast", False), values.pop("fast_settings", None)
-    if not isinstance(chosen, bool):
-        raise ConfigError(f"{path}: fast is {chosen!r}; it is true or false, and its settings stand in fast_settings")
-    if block is not None and not isinstance(block, Mapping):
-        raise ConfigError(f"{path}: fast_settings is {block!r}; it must hold settings, one `key: value` a line")
-    unknown = [explain_unknown(str(key), known) for key in block or () if key not in known]
-    if unknown:
-        raise ConfigError(f"{path}: in fast_settings: {'; '.join(unknown)}")
-    if not (chosen if fast is None else fast):
-        return values
-    if block is None:
-        raise ConfigError(f"{path} has no fast_settings, so there is no fast variant of it")
-    return values | {str(key): value for key, value in block.items()}
-
-
-def explain_unknown(key: str, known: Iterable[str]) -> str:
-    if key in RENAMED:
-        return f"unknown setting {key!r}; here it is {RENAMED[key]}"
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "; `--help` lists them all")
-
-
-def _explain(error: Any) -> str:
-    loc = error["loc"]  # after the key itself come the keys within a nested model, or the member of a union
-    nested = loc[:1] == ("new_model",)
-    key = ".".join(str(part) for part in (loc if nested else loc[:1]))
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{key} is {error['input']!r}: {message}" if key else message

@@ -104,6 +104,12 @@ def test_unscored_answers_are_left_out():
     check(got, [0.5 / statistics.stdev([1, 0, 3]), -0.5 / statistics.stdev([1, 0, 3]), 0, 0, 0, 0])
 
 
+def test_c28_rewards_that_do_not_apply():
+    """[1, 0, None, 1] alone; with a second function that gives 0.5 to all, None abstains from the sum."""
+    check(advantages([1.0, 0.0, NAN, 1.0], eps=0), [0.577350, -1.154701, 0, 0.577350])
+    check(advantages([1.5, 0.5, 0.5, 1.5], eps=0), [0.866025, -0.866025, -0.866025, 0.866025])
+
+
 def test_a_common_offset_changes_nothing():
     base = torch.tensor([1.5, 0.25, 0.5, 1.5, 0.25, 0.0, 0.25, 0.5])
     for setting in ({}, {"scale": "none"}, {"baseline": "leave_one_out", "scale": "none"}, {"scale": "batch"}):

@@ -103,6 +103,7 @@ def test_r1_an_exception_that_no_row_causes_alone() -> None:
         ("1111", "it returned str"),
         ({0: 1.0}, "it returned dict"),
         (np.float64(1.0), "it returned float"),
+        ((1.0 for _ in range(4)), "it returned generator"),
         ([1, 1, "1", 1], r"row 2 \(problem 'p2'\) is '1' \(str\)"),
         ([1, float("nan"), 1, 1], r"row 1 \(problem 'p1'\) is 'nan'"),
         ([1, 1, 1, float("-inf")], r"row 3 \(problem 'p3'\) is '-inf'"),
@@ -220,13 +221,38 @@ def test_a_function_cannot_change_what_the_next_one_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["prompts", "completions", "completion_ids", "answer", "log_extra", "log_metric", "trainer_state"]
+    "name", ["prompts", "completions", "completion_ids", "answer", "self", "log_extra", "log_metric", "trainer_state"]
 )
 def test_d4_reserved_columns_are_refused(name: str) -> None:
     with pytest.raises(RewardError, match=f"columns may not be called {name}"):
         call_rewards([], problems=[Problem("p", "q", columns={name: 1})], completions=[""])
     with pytest.raises(RewardError, match=f"columns may not be called {name}"):
         call_rewards([], problems=[Problem("p", "q")], completions=[""], columns={name: [1]})
+
+
+def test_c44_other_columns_arrive_as_they_are() -> None:
+    """Names of the trainer's own fields, names with spaces, and values of any type: nothing is overwritten or lost."""
+    columns = {"advantages": {"a": 1}, "reward": None, "step": [1, 2], "seed": 7, "input_ids": (3,), "two words": "x"}
+    seen: dict[str, Any] = {}
+
+    class Judge:
+        def __call__(self, **kwargs: Any) -> list[float]:
+            seen.update(kwargs)
+            return [0.0] * 2
+
+    call_rewards([Reward("j", Judge())], problems=[Problem("p", "q", "1", columns)] * 2, completions=["", ""])
+    assert {name: seen[name] for name in columns} == {name: [value] * 2 for name, value in columns.items()}
+
+
+def test_c29_failures_are_counted_and_never_all_of_them() -> None:
+    """One of four rows is counted; a function that raises on every row stops the run, whatever was asked for."""
+
+    def raises(*, completions: list[str], **kwargs: Any) -> list[float]:
+        return [1 / (len(text) - 2) for text in completions]
+
+    assert score(raises, on_error="skip").errors == {"f0": 1}
+    with pytest.raises(RewardError, match="'f1' raised on every one of 4 rows"):
+        score(raises, lambda **kwargs: [1 / 0], on_error="skip")
 
 
 def test_d5_column_missing_in_some_rows() -> None:

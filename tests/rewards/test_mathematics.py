@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
+import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +115,97 @@ def test_the_extra_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs math-verify: pip install 'groupline\[math\]'"):
         MathVerify()(completions=["1"], answer=["1"])
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "value"),
+    [
+        # C35: one value in several writings.
+        ("2/3", r"\dfrac{2}{3}", 1.0),
+        ("2/3", r"\frac23", 1.0),
+        ("2/3", "4/6", 1.0),
+        ("-1/2", r"\frac{-1}{2}", 1.0),
+        ("3/2", r"1\frac{1}{2}", 1.0),
+        ("3/2", "1½", 1.0),
+        ("0.5", "½", 1.0),
+        ("0.5", r"50\%", 1.0),
+        ("28%", "28 percent", 1.0),
+        ("100", "10²", 1.0),
+        ("100", "10^{2}", 1.0),
+        ("1200", r"1.2\times10^{3}", 1.0),
+        ("pi/2", r"\frac{\pi}{2}", 1.0),
+        ("e^{16}-1", "-1+exp(16)", 1.0),
+        ("sqrt(8)", r"2\sqrt{2}", 1.0),
+        # What only looks like it.
+        ("2/3", "2", 0.0),
+        ("4", r"4\sqrt{2}", 0.0),
+        ("4", r"The answer is 4\sqrt{2}", 0.0),
+        ("1/3", "0.333", 0.0),
+        ("1½", "5.5", 0.0),
+        ("10²", "102", 0.0),
+        ("1", "1/0", 0.0),
+        ("1/2004", "0", 0.0),  # R12
+        ("0", "nan", 0.0),  # R16
+        ("0", "inf", 0.0),
+        # C31
+        ("1", "1e999999999", 0.0),
+        ("1", "9" * 5000, 0.0),
+        ("1", "(" * 10000, 0.0),
+        ("1e400", "1e500", 0.0),
+        # R11 and C36: the last box alone, however it ends.
+        ("1/2", r"\boxed{3} ... \boxed{\frac12}", 1.0),
+        ("1/2", r"\boxed{ \frac{1}{2} }.", 1.0),
+        ("1/2", r"\boxed{x=\frac12}", 1.0),
+        ("1/2", r"\boxed{\frac12} ... \boxed{3}", 0.0),
+        ("1/2", r"\boxed{\frac12} ... \boxed{", 0.0),
+        ("1/2", r"\boxed{\frac12} ... \boxed{}", 0.0),
+        ("73", "**73**", 1.0),
+        ("73", "`73`", 1.0),
+        ("73", r"\boxed{\text{73}}", 1.0),
+        ("E", r"\boxed{\text{E}}", 1.0),
+        ("E", r"\boxed{E: some text}", 1.0),
+        ("E", r"\boxed{C}", 0.0),
+        ("E", r"\boxed{A, B, C, D, E}", 0.0),
+        ("E", r"\boxed{Every}", 0.0),
+        # Words around an answer change nothing.
+        ("8", "A: 8", 1.0),
+        ("8", "The answer is 8 cm^2", 1.0),
+        ("42", "๔๒", 1.0),
+    ],
+)
+def test_writings_of_one_value_and_what_only_looks_like_it(
+    judge: MathVerify, gold: str, text: str, value: float
+) -> None:
+    assert judge(completions=[text], answer=[gold]) == [value]
+
+
+def test_an_answer_is_never_run(judge: MathVerify, tmp_path: Path) -> None:
+    """Cases R15 and C66, in every place that is parsed."""
+    code = f"__import__('os').system('touch {tmp_path / 'ran'}')"
+    texts = [code, f"${code}$", f"\\boxed{{{code}}}", f"#### {code}", f"\\boxed{{().__class__.__mro__; {code}}}"]
+    assert judge(completions=texts, answer=["1"] * 5) == [0.0] * 5
+    assert not (tmp_path / "ran").exists()
+
+
+def third() -> list[float | None]:
+    judge = MathVerify(seconds=20.0, workers=1)
+    try:
+        return judge(completions=["\\boxed{\\frac{1}{3}}"], answer=["1/3"])
+    finally:
+        judge.close()
+
+
+def test_verdicts_are_the_same_wherever_it_is_called_from() -> None:
+    """Cases R5 and C30: main thread, worker thread, event loop, another process."""
+    found = [third()]
+    thread = threading.Thread(target=lambda: found.append(third()))
+    thread.start()
+    thread.join()
+
+    async def inside() -> list[float | None]:
+        return third()
+
+    found.append(asyncio.run(inside()))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found.append(pool.submit(third).result())
+    assert found == [[1.0]] * 4

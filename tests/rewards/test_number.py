@@ -6,9 +6,11 @@ import json
 import os
 import sys
 import time
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from groupline.rewards import correct_number, extract_number, same_number, unreadable_answers
@@ -146,6 +148,23 @@ def test_is_not_1234(text: str) -> None:
     assert correct_number(completions=[text], answer=["1234"]) == [0.0]
 
 
+IS_1234 = ["1234", "1,234", "1234.00", "1,234.00", "$1,234.00", "USD 1,234", "฿1,234", "1,234 บาท", "1\u00a0234",
+           "1\u202f234", "1'234", "1.234e3", r"1.234\times10^{3}", "1{,}234", "1,234 apples", "+1234"]  # fmt: skip
+
+
+def test_c33_writings_of_a_number_and_its_sign() -> None:
+    assert correct_number(completions=IS_1234, answer=["1234"] * len(IS_1234)) == [1.0] * len(IS_1234)
+    minus = ["-3", "−3", r"\boxed{-3}", "#### -3", "$-3$", "-$3.00"]
+    assert correct_number(completions=minus, answer=["-3"] * len(minus)) == [1.0] * len(minus)
+    assert correct_number(completions=["3", "(3)"], answer=["-3", "-3"]) == [0.0, 0.0]
+
+
+def test_c31_numbers_beyond_a_float_are_told_apart() -> None:
+    """As floats both would be infinite, hence equal."""
+    assert float("1e400") == float("1e500")
+    assert correct_number(completions=["1e500", "1e400", "nan"], answer=["1e400"] * 3) == [0.0, 1.0, 0.0]
+
+
 def test_r8_number_only_inside_the_thinking() -> None:
     assert correct_number(completions=["<think>so 42</think>"], answer=["42"]) == [0.0]
 
@@ -213,6 +232,8 @@ def test_r17_gold_without_a_number_is_named() -> None:
 def test_gold_may_be_text_or_a_number() -> None:
     gold = ["1,234", "#### 18", 42, 42.0, "Half of it.\n#### 1,000"]
     assert correct_number(completions=["1234", "18", "42", "42.0", "1000"], answer=gold) == [1.0] * 5
+    same = [42, 42.0, "42", np.int64(42), np.float32(42), Decimal("42"), Fraction(42)]  # C41
+    assert correct_number(completions=["42"] * 7, answer=same) == [1.0] * 7
 
 
 def test_completions_may_be_conversations() -> None:

@@ -69,3 +69,10 @@ def test_a_list_of_names_functions_and_rewards() -> None:
     assert weighted[4].timeout == 3
     with pytest.raises(ValueError, match="2 reward weights for 5 reward functions"):
         reward_list(given, [1, 2])
+
+
+def test_timeouts_of_a_list() -> None:
+    made = reward_list(["think_format", "correct_number"], None, [2.5, None])
+    assert [(r.name, r.timeout, r.weight) for r in made] == [("think_format", 2.5, 0.3), ("correct_number", None, 1.0)]
+    with pytest.raises(ValueError, match="1 reward timeouts for 2 reward functions"):
+        reward_list(["think_format", "correct_number"], None, [2.5])

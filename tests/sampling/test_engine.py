@@ -15,6 +15,7 @@ from tiny import (
     tiny_lora,
     tiny_model,
 )
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from groupline.models.attention import NAME
 from groupline.records import SamplingParams
@@ -292,3 +293,19 @@ def test_every_prompt_is_prefilled_once(monkeypatch):
     monkeypatch.setattr(Scheduler, "schedule", spy)
     Engine(tiny_model("llama"), max_rows=2).generate(random_ids([4, 5, 6]), 6, SamplingParams(max_new_tokens=3))
     assert prefilled == [0, 1, 2]
+
+
+def test_c20_absolute_positions_do_not_depend_on_the_neighbours():
+    """Case M3 with GPT-2, whose positions are learnt: prompts of 3 and 17 tokens together score as each alone."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=101, n_embd=32, n_layer=2, n_head=4, n_positions=128, eos_token_id=None)
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.dim() == 2 else 1)
+    prompts = random_ids([3, 17])
+    together = Engine(model, **QUIET).generate(prompts, 4, SamplingParams(max_new_tokens=NEW), keys=[0, 1])
+    assert_scored(model, together, 1e-5)
+    for key, prompt in enumerate(prompts):
+        [alone] = Engine(model, **QUIET).generate([prompt], 4, SamplingParams(max_new_tokens=NEW), keys=[key])
+        assert [c.ids for c in alone] == [c.ids for c in together[key]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,3 +149,31 @@ def test_later_ones_are_set_aside_not_deleted(tmp_path: Path) -> None:
     assert [p.name for p in moved] == ["set-aside-checkpoint-4", "set-aside-checkpoint-6-again"]
     assert [p.name for p in checkpoints(tmp_path)] == ["checkpoint-2"]
     assert why_torn(moved[0]) is None
+
+
+class Bomb:
+    """A pickle that leaves a trace when it is loaded."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.trace,))
+
+
+def test_c68_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    """A pickle with a manifest that vouches for it, and a manifest that leads out of the folder."""
+    folder = write(tmp_path, 1)
+    file = folder / "torch_state.pt"
+    torch.save({"random": Bomb(tmp_path / "ran")}, file)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    told = {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    manifest["files"]["torch_state.pt"] = told
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        read_checkpoint(folder).torch_state()
+    assert not (tmp_path / "ran").exists()
+    manifest["files"]["../torch_state.pt"] = told
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"names \.\./torch_state\.pt, which is not a file of the folder"):
+        read_checkpoint(folder)

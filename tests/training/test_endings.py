@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupline.models.load import load_model, save_model
 from groupline.sampling.choose import NonFiniteLogits
-from groupline.training import grpo, optim
+from groupline.training import method, optim
 from groupline.training.grpo import train
 from groupline.training.optim import NonFinite
 
@@ -98,7 +98,7 @@ def test_a_loss_that_is_nan_saves_the_last_good_model_and_names_the_checkpoint(
 ) -> None:
     ends: list[dict[str, Tensor]] = []
     policy = twin(first)
-    real = grpo.train_step
+    real = method.train_step
 
     def train_step(*args: Any, **more: Any) -> dict[str, float]:
         ends.append(weights(policy))
@@ -106,7 +106,7 @@ def test_a_loss_that_is_nan_saves_the_last_good_model_and_names_the_checkpoint(
             args[2].micro_batches[0].weights[:] = math.nan
         return real(*args, **more)
 
-    monkeypatch.setattr(grpo, "train_step", train_step)
+    monkeypatch.setattr(method, "train_step", train_step)
     with pytest.raises(NonFinite) as told:
         run(config(tmp_path / "run", steps=6, save_steps=save_steps), policy, tokenizer)
     text, folder = str(told.value), tmp_path / "run"

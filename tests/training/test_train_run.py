@@ -59,7 +59,7 @@ def finished(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_folder(finished: Run) -> None:
     names = {p.name for p in finished.folder.iterdir()}
-    rows = {"metrics.jsonl", "rollouts.jsonl", "held_out.jsonl"}
+    rows = {"metrics.jsonl", "rollouts.jsonl", "held_out.jsonl", "alarms.jsonl"}
     assert names == rows | {"config.yaml", "plan.txt", "results.json", "model"}
     saved = yaml.safe_load((finished.folder / "config.yaml").read_text(encoding="utf-8"))
     assert saved.keys() == Config.model_fields.keys()  # resolved: every setting is there

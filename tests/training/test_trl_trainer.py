@@ -28,7 +28,8 @@ def reward_correct(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
     return [float(str(a) in c[0]["content"]) for c, a in zip(completions, answer, strict=True)]
 
 
-def reward_format(completions: Any, **kwargs: Any) -> list[float]:
+def reward_format(completions: Any, log_metric: Any, **kwargs: Any) -> list[float]:
+    log_metric("answers_scored", len(completions))
     return [len(c[0]["content"]) % 7 / 7 for c in completions]
 
 
@@ -124,8 +125,10 @@ def test_the_script_of_the_running_case(tmp_path: Path, start: Path, tokenizer: 
                 "completions/mean_length", "completions/clipped_ratio", "frac_reward_zero_std", "learning_rate",
                 "clip_ratio/high_mean", "num_tokens", "step_time", "epoch"):  # fmt: skip
         assert all(key in row for row in logged), key
+    assert [row["answers_scored"] for row in logged] == [8.0, 8.0]  # by log_metric
     assert [row["learning_rate"] for row in logged] == pytest.approx([7.5e-3, 2.5e-3])  # linear, as TRL's default
     measured = run.evaluate()
+    assert measured["eval_answers_scored"] == 8.0
     assert {"eval_reward", "eval_rewards/reward_format/mean", "eval_pass@1", "eval_pass@4"} <= set(measured)
     assert {k: v for k, v in run.state.log_history[-1].items() if k in measured} == measured
     run.save_model()
@@ -258,6 +261,24 @@ def test_long_prompts_are_left_out(tmp_path: Path, model: nn.Module, tokenizer: 
     assert "1 of 10 prompts are over 20 tokens and left out" in capsys.readouterr().out
 
 
+def test_log_completions(tmp_path: Path, model: nn.Module, tokenizer: Any, capsys: Any, monkeypatch: Any) -> None:
+    """3 of the 8 answers of the second rollout and of the fourth, at the two logs."""
+    monkeypatch.setenv("COLUMNS", "200")
+    run = trainer(tmp_path, model, tokenizer, logging_steps=2, log_completions=True, num_completions_to_print=3)
+    run.train()
+    said = capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    for step in (2, 4):
+        table = said.split(f" Step {step} ")[1].split("╰")[0]
+        shown = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in table.split("\n") if "+" in line]
+        assert len(shown) == 3
+        answers = rows(folder / "rollouts.jsonl")
+        known = {(r["prompt"], f"{r['reward']:.2f}", f"{r['advantage']:.2f}") for r in answers if r["step"] == step}
+        assert {(row[0], row[2], row[3]) for row in shown} <= known
+    assert " Step 1 " not in said
+    assert " Step 3 " not in said
+
+
 def refused(**changes: Any) -> tuple[dict[str, Any], str]:
     return {k: v for k, v in changes.items() if k != "told"}, changes["told"]
 
@@ -304,11 +325,9 @@ def test_options_that_cannot_run(changes: Any, told: str, tmp_path: Path, model:
     assert told in str(caught.value)
 
 
-def test_an_evaluation_without_data_or_a_resumption(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
+def test_an_evaluation_without_data(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
     run = GRPOTrainer(model, reward_even, options(tmp_path), TEXTS, processing_class=tokenizer)
     with pytest.raises(ConfigError, match="there is no eval_dataset"):
         run.evaluate()
-    with pytest.raises(ConfigError, match="resume_from_checkpoint is not taken here"):
-        run.train(resume_from_checkpoint=True)
     found = run.evaluate({"one": TEXTS[:1], "two": TEXTS[1:3]})
     assert {"eval_one_reward", "eval_two_reward"} <= set(found)

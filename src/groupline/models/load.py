@@ -171,6 +171,7 @@ def save_model(
     if isinstance(model, PeftModel):
         model.save_pretrained(str(temporary))
     else:
+        _make_savable(model)
         model.save_pretrained(temporary, max_shard_size=max_shard_size)  # type: ignore[operator]
     tokenizer.save_pretrained(temporary)
     if card is not None:
@@ -187,3 +188,16 @@ def save_model(
     else:
         os.replace(temporary, folder)
     fsync(folder.parent)
+
+
+def _make_savable(model: Any) -> None:
+    """transformers reads a generation config with a temperature and without `do_sample`, and refuses to save it: a run
+    would end in that error. Saying that it samples is the remedy which transformers names.
+    """
+    own = getattr(model, "generation_config", None)
+    if own is None or own.do_sample:
+        return
+    try:
+        own.validate(strict=True)
+    except ValueError:
+        own.do_sample = True

@@ -12,7 +12,8 @@ from groupline.rewards.contract import RewardError, RewardFunction
 from groupline.rewards.text import CompletionLike
 
 HANDED = ("log_extra", "log_metric", "trainer_state")  # not columns: one for the whole call
-RESERVED = ("prompts", "completions", "completion_ids", "answer", *HANDED)
+# `self` would be given twice to a function that is an object's method.
+RESERVED = ("prompts", "completions", "completion_ids", "answer", "self", *HANDED)
 
 Table = dict[str, list[Any]]
 
@@ -35,10 +36,7 @@ def make_table(
     for name, column in given.items():
         if len(column) != len(problems):
             raise RewardError(f"{name} has {len(column)} rows for {len(problems)} problems")
-    names = dict.fromkeys(name for problem in problems for name in problem.columns)
-    taken = sorted(set(RESERVED) & {*names, *columns}) + sorted(set(names) & set(columns))
-    if taken:
-        raise RewardError(f"columns may not be called {', '.join(taken)}: reward functions receive those by themselves")
+    names = column_names(problems, tuple(columns), missing)
     table: Table = {
         "prompts": [[dict(m) for m in p.prompt] if not isinstance(p.prompt, str) else p.prompt for p in problems],
         "completions": [_shaped(p, c) for p, c in zip(problems, completions, strict=True)],
@@ -46,14 +44,28 @@ def make_table(
         "answer": [problem.answer for problem in problems],
     }
     for name in names:
+        table[name] = [problem.columns.get(name) for problem in problems]
+    return table | {name: list(column) for name, column in columns.items()}
+
+
+def column_names(problems: Sequence[Problem], given: Sequence[str] = (), missing: str = "error") -> list[str]:
+    """The columns of these problems. given: those that come from elsewhere.
+
+    Raises:
+        RewardError: a column takes a reserved or given name, or is missing in a row.
+    """
+    names = list(dict.fromkeys(name for problem in problems for name in problem.columns))
+    taken = sorted(set(RESERVED) & {*names, *given}) + sorted(set(names) & set(given))
+    if taken:
+        raise RewardError(f"columns may not be called {', '.join(taken)}: reward functions receive those by themselves")
+    for name in names if missing == "error" else ():
         for row, problem in enumerate(problems):
-            if missing == "error" and name not in problem.columns:
+            if name not in problem.columns:
                 raise RewardError(
                     f"column {name!r} is missing in row {row} (problem {problem.id!r}), which has "
                     f"{', '.join(problem.columns) or 'no columns'}; fill it in, or ask for None in its place"
                 )
-        table[name] = [problem.columns.get(name) for problem in problems]
-    return table | {name: list(column) for name, column in columns.items()}
+    return names
 
 
 def _shaped(problem: Problem, completion: CompletionLike) -> Any:

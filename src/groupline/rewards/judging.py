@@ -38,6 +38,7 @@ def call_rewards(
     missing: a column that only some problems have is an error, or None in the others.
     on_error: an exception in a function stops the run, or makes the rows that raise not applicable and counts them; to
     find those rows the function is called again on each row alone, so skipping does not suit one that compares answers.
+    One that raises on every row of several stops the run all the same.
     trainer_state: where the run stands, for functions that ask for it: a `RunState`, or transformers' `TrainerState`.
     group_size: answers of a group, for functions that score group by group; by default a group is the neighbouring
     rows of one problem.
@@ -165,6 +166,8 @@ class Judging:
             values[reward.name] = []
             for run in runs[reward.name]:
                 values[reward.name] += self._values(reward, run, log, errors, timeouts)
+            if errors.get(reward.name) == len(problems) > 1:
+                raise RewardError(f"reward function {reward.name!r} raised on every one of {len(problems)} rows")
         names = [reward.name for reward in self.rewards]
         rows = tuple({name: values[name][i] for name in names} for i in range(len(problems)))
         totals = tuple(total(self.rewards, row) for row in rows)

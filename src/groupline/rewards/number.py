@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from groupline.rewards.text import CompletionLike, after_thinking, whole_texts
+from groupline.rewards.text import CompletionLike, after_thinking, last_box, whole_texts
 
 MAX_DIGITS = 4000
 _GROUP = r"(?:[,，٬'’\u00a0\u2009\u202f]|\{,\}|\\,)"
@@ -36,8 +36,6 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _MARKED = re.compile(r"####[ \t]*+(?=[^\w\s]{0,4}[ \t]?[^\w\s]?\d)")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*+\{")
-_BRACE = re.compile(r"[{}]")
 _NOT_A_VALUE = re.compile(r"(?:\^|_)\{?[-+−]?$")
 _INSIDE = re.compile(r"(?:√|\\sqrt\s?\{?|\\sqrt\[\d+\]\{?|\}\{)$")
 
@@ -66,9 +64,9 @@ def extract_number(text: str) -> Fraction | None:
     answer = after_thinking(text)
     if answer is None:
         return None
-    boxes = list(_BOX.finditer(answer))
-    if boxes:
-        return _last_number(_inside_braces(answer, boxes[-1].end()))
+    box = last_box(answer)
+    if box is not None:
+        return _last_number(box)
     marks = list(_MARKED.finditer(answer))
     if marks:
         match = _NUMBER.search(answer, marks[-1].end())
@@ -121,16 +119,6 @@ def correct_number(
 @lru_cache(maxsize=4096)
 def _gold_number(gold: str) -> Fraction | None:
     return extract_number(gold)
-
-
-def _inside_braces(text: str, start: int) -> str:
-    """What stands between the brace that ends before `start` and its partner; "" if it is never closed."""
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            return text[start : brace.start()]
-    return ""
 
 
 def _last_number(text: str) -> Fraction | None:

@@ -78,18 +78,22 @@ CUSTOMARY_WEIGHTS = {"correct_number": 1.0, "think_format": 0.3, "naive_think_fo
 
 
 def reward_list(
-    rewards: Sequence[str | RewardFunction | Reward], weights: Sequence[float] | None = None
+    rewards: Sequence[str | RewardFunction | Reward],
+    weights: Sequence[float] | None = None,
+    timeouts: Sequence[float | None] | None = None,
 ) -> list[Reward]:
     """Rewards from names, functions and rewards. Of two functions with one name, the second's ends in `_2`.
 
     weights: in place of the customary weight of each built-in, and 1 for any other; a `Reward` without weights here
-    keeps its own.
+    keeps its own. timeouts: most seconds of one call, None for no limit; a run whose reward takes longer stops.
 
     Raises:
-        ValueError: there is no function of that name, or not one weight for each.
+        ValueError: there is no function of that name, or not one weight or timeout for each.
     """
     if weights is not None and len(weights) != len(rewards):
         raise ValueError(f"{len(weights)} reward weights for {len(rewards)} reward functions; give one for each")
+    if timeouts is not None and len(timeouts) != len(rewards):
+        raise ValueError(f"{len(timeouts)} reward timeouts for {len(rewards)} reward functions; give one for each")
     made: list[Reward] = []
     for i, given in enumerate(rewards):
         if isinstance(given, Reward):
@@ -101,6 +105,8 @@ def reward_list(
             made.append(Reward(given, get_reward(given), customary))
         else:
             made.append(Reward(_free(_name(given), {r.name for r in made}), given, weight))
+    if timeouts is not None:
+        made = [dataclasses.replace(reward, timeout=limit) for reward, limit in zip(made, timeouts, strict=True)]
     return made
 
 

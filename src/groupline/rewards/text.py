@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*+\{")
+_BRACE = re.compile(r"[{}]")
 
 CompletionLike = str | Sequence[Mapping[str, Any]]
 
@@ -41,3 +45,16 @@ def after_thinking(text: str) -> str | None:
     _, closed, rest = text.rpartition(THINK_CLOSE)
     answer = rest if closed else text
     return None if THINK_OPEN in answer else answer
+
+
+def last_box(text: str) -> str | None:
+    """What stands in the last `\\boxed{}` (or `\\fbox{}`); "" if it is never closed, None if there is none."""
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
+        return None
+    start, depth = boxes[-1].end(), 1
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start : brace.start()]
+    return ""

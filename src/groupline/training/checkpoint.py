@@ -102,6 +102,8 @@ def why_torn(folder: Path, checksums: bool = True) -> str | None:
         return f"it is of format {kind} and this version reads format {FORMAT}"
     for name, told in files.items():
         file = folder / name
+        if Path(name).name != name:
+            return f"its {MANIFEST} names {name}, which is not a file of the folder"
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != told["bytes"]:

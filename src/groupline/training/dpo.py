@@ -28,6 +28,7 @@ from groupline.training.pairwise import (
     the_pairs,
 )
 from groupline.training.run import check_unused
+from groupline.training.sinks import Sink, open_sinks
 from groupline.training.step import Scorer
 
 
@@ -55,6 +56,7 @@ def dpo(
     tokenizer: Any = None,
     pairs: Iterable[Any] | None = None,
     eval_pairs: Iterable[Any] | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> dict[str, Any]:
     """Train as `config` says, save the model, and return what results.json holds.
 
@@ -62,8 +64,10 @@ def dpo(
     and pairs are `Pair`s or rows such as dicts or a `datasets.Dataset` (see `read_pairs`).
     The reference is the policy as it starts: its log-probs of every pair to come are taken once, before the first
     update, and kept, so no second model is held.
+    sinks: trackers of the caller's own, beside those of `report_to`.
     ConfigError: there are no pairs, or one is too long; ValueError: a row is no pair.
     """
+    told = open_sinks(config.report_to, sinks, say)
     check_unused(config)
     train_on, measure_on = the_pairs(config, pairs, eval_pairs)
     passed_in = model is not None
@@ -96,7 +100,7 @@ def dpo(
     before = measure()
     if before is not None:
         before["accuracy"] = None  # the policy is its reference: every pair is a tie
-    done = run_updates(config, examples, update, say, line)
+    done = run_updates(config, examples, update, say, line, told)
     results = {"method": "dpo", "model": config.model, "seed": config.seed, "beta": config.beta, **done}
     results |= {"dropped": dropped + dropped_held, "held_out": {"pairs": len(held), "before": before}}
     results["held_out"]["after"] = after = measure()

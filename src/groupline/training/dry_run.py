@@ -8,6 +8,7 @@ from typing import Any
 from groupline.config import Config
 from groupline.training.run import PLAN, check_unused
 from groupline.training.setup import prepare
+from groupline.training.sinks import open_sinks
 
 
 def dry_run(config: Config, say: Callable[[str], None] = print, **given: Any) -> str:
@@ -18,6 +19,7 @@ def dry_run(config: Config, say: Callable[[str], None] = print, **given: Any) ->
     given: as for `train`.
     """
     folder = check_unused(config.model_copy(update={"overwrite": False}))  # a plan replaces no run
+    open_sinks(config.report_to)
     setup = prepare(config, say, **given)
     config.save(folder / "config.yaml")
     (folder / PLAN).write_text(setup.plan + "\n", encoding="utf-8")

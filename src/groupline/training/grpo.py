@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from groupline.config import Config
 from groupline.evaluation import evaluate
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
+from groupline.training.alarming import Alarms
 from groupline.training.card import model_card
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import collect
@@ -20,23 +22,25 @@ from groupline.training.optim import NonFinite
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
 from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
 from groupline.training.setup import Setup, prepare
+from groupline.training.sinks import Sink, Sinks, open_sinks
 from groupline.training.summary import summarise, with_logged
 
 Say = Callable[[str], None]
 
 
-def train(config: Config, say: Say = print, **given: Any) -> dict[str, Any]:
+def train(config: Config, say: Say = print, sinks: Sequence[Sink] = (), **given: Any) -> dict[str, Any]:
     """Run GRPO as `config` says, write the run folder, and return what results.json holds.
 
-    given: `model`, `tokenizer`, `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a
-    `datasets.Dataset`) in place of what the configuration names. Ctrl-C ends training early with a loadable model and
-    whole files. With `resume` the run in `output_dir` goes on from a checkpoint; what is given must then be what it was
-    first given.
+    sinks: trackers of the caller's own (`groupline.Sink`), beside those of `report_to`. given: `model`, `tokenizer`,
+    `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a `datasets.Dataset`) in place of what
+    the configuration names. Ctrl-C ends training early with a loadable model and whole files. With `resume` the run in
+    `output_dir` goes on from a checkpoint; what is given must then be what it was first given.
     """
+    told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say)
     if config.resume is False:
         check_unused(config)
-    return run(config, prepare(config, say, **given), say, found=found)
+    return run(config, prepare(config, say, **given), say, found=found, sinks=told)
 
 
 def run(
@@ -45,6 +49,7 @@ def run(
     say: Say = print,
     hooks: Hooks | None = None,
     found: Checkpoint | None = None,
+    sinks: Sinks | None = None,
     method: Method | None = None,
 ) -> dict[str, Any]:
     """The loop on what `prepare` made of `config`; otherwise as `train`.
@@ -60,22 +65,28 @@ def run(
     plan = setup.plan + method.plan()
     if config.resume is True and found is None:
         clear_unsaved(Path(config.output_dir))
-    with RunFolder(config, found.state["files"] if found else None) as folder:
+    with RunFolder(config, found.state["files"] if found else None, sinks) as folder:
         (folder.path / PLAN).write_text(plan + "\n", encoding="utf-8")
         keeper = Keeper(setup, folder, method, origin, found.folder if found else None)
+        alarms = Alarms(setup, folder, say, results["held_out"]["history"])
         say(plan)
         try:
             if found is None:
                 results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
+                alarms.held_out(0, results["held_out"]["before"])
             for step in range(found.step if found else 0, config.steps):
                 metrics = _step(setup, folder, step, hooks, method)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics) + method.words(metrics))
-                last = step + 1 == config.steps or hooks.stop
+                alarms.step(metrics)
+                last = step + 1 == config.steps or hooks.stop or alarms.stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
+                    alarms.held_out(step + 1, measured)
+                results |= alarms.results()
                 keeper.after_step(step + 1, results)
+                hooks.rollout_done(partial(_save, keeper, step + 1, results, hooks))
                 if last:
                     break
         except KeyboardInterrupt:
@@ -94,6 +105,10 @@ def run(
         kept = setup.policy if hooks.keeps_model else None
         folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
         return results
+
+
+def _save(keeper: Keeper, step: int, results: dict[str, Any], hooks: Hooks, into: Path) -> Path:
+    return keeper.write(into, step, results, hooks.kept())
 
 
 def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Method) -> dict[str, Any]:
@@ -129,7 +144,7 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
         if number:
             hooks.update_begin()
         facts = method.update(setup, part)
-        hooks.update_end(facts if number else facts | summary)
+        hooks.update_end(facts if number else with_logged(facts | summary, logged))
         if hooks.stop:
             break
     setup.engine.load_weights(setup.policy, version=step + 1)
@@ -173,6 +188,6 @@ def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: in
         seed=config.seed,
         state=_state(setup, step),
     )
-    folder.log_held_out(step, groups)
+    folder.log_held_out(step, groups, measured)
     results["held_out"]["history"].append({"step": step, "pass@1": measured["pass@1"]["value"]})
     return measured

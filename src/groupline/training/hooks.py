@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from groupline.batch import Batch
 from groupline.records import Group
@@ -22,3 +24,10 @@ class Hooks:
 
     def update_end(self, metrics: Mapping[str, float]) -> None:
         """The weights have changed. metrics: of this optimiser step, on the first of a rollout with the rollout's."""
+
+    def rollout_done(self, save: Callable[[Path], Path]) -> None:
+        """Everything of a rollout is done and written. save: writes a checkpoint into a folder, and returns its own."""
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint keeps of these hooks, as JSON; they read it from its `state["hooks"]`."""
+        return {}

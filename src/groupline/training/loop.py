@@ -19,7 +19,8 @@ from groupline.models.load import Precision, choose_precision, save_model
 from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.runlog import JsonlWriter, write_json
 from groupline.training.optim import Optimiser
-from groupline.training.run import claim
+from groupline.training.run import begin
+from groupline.training.sinks import Sinks
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -115,26 +116,30 @@ def run_updates(
     update: Callable[[list[T]], Mapping[str, float]],
     say: Say,
     line: Callable[[Mapping[str, float]], str],
+    told: Sinks,
 ) -> dict[str, Any]:
-    """Claim the run's folder, make every update, log each in metrics.jsonl, and say one in twenty.
+    """Claim the run's folder, make every update, log each in metrics.jsonl and to the sinks, and say one in
+    twenty.
 
     line: an update's facts in words. Returns what happened: updates made, the first and the last facts, tokens, seconds,
     and whether Ctrl-C ended it early.
     """
-    log = JsonlWriter(claim(config) / "metrics.jsonl")
+    log = JsonlWriter(begin(config, told) / "metrics.jsonl")
     began = time.perf_counter()
     rows: list[dict[str, float]] = []
     made, interrupted, tokens, every = 0, False, 0.0, max(1, config.steps // 20)
     try:
-        for step, batch in enumerate(batches(examples, config.batch_size, config.steps, config.seed), 1):
-            row = dict(update(batch))
-            made = step
-            seconds = time.perf_counter() - began
-            tokens += row["tokens"]
-            log.write({"step": step, **row, "seconds": seconds})
-            rows = [*rows[:1], row]
-            if step % every == 0 or step == 1:
-                say(f"step {step}/{config.steps}  {line(row)}  {seconds:.0f} s")
+        with told.ending():
+            for step, batch in enumerate(batches(examples, config.batch_size, config.steps, config.seed), 1):
+                row = dict(update(batch))
+                made = step
+                seconds = time.perf_counter() - began
+                tokens += row["tokens"]
+                log.write({"step": step, **row, "seconds": seconds})
+                told.log(step, row)
+                rows = [*rows[:1], row]
+                if step % every == 0 or step == 1:
+                    say(f"step {step}/{config.steps}  {line(row)}  {seconds:.0f} s")
     except KeyboardInterrupt:
         interrupted = True
         say(f"interrupted after {made} updates: saving the model as it is")

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from groupline.batch import Batch
-from groupline.config import Config, ConfigError, NonNegative, Positive
+from groupline.config import Config
 from groupline.models.load import load_tokenizer, resolve_model
 from groupline.models.memory import Weights, weights_of
 from groupline.models.packing import Ids
@@ -20,6 +20,7 @@ from groupline.models.reward_head import load_reward_model, score_answers, why_s
 from groupline.models.value import load_value, value_of_policy
 from groupline.objective import PPO, Objective
 from groupline.records import Group, Rollout
+from groupline.settings import ConfigError, NonNegative, Positive
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.critic import Critic, estimate
 from groupline.training.grpo import run
@@ -28,6 +29,7 @@ from groupline.training.optim import Optimiser
 from groupline.training.resume import find_checkpoint
 from groupline.training.run import check_unused
 from groupline.training.setup import Setup, objective_of, prepare
+from groupline.training.sinks import Sink, open_sinks
 from groupline.training.step import fill_reference
 
 REWARD_MODEL = "reward_model"  # its name among an answer's rewards
@@ -78,17 +80,20 @@ class PpoConfig(Config):
         return self
 
 
-def ppo(config: PpoConfig, say: Callable[[str], None] = print, **given: Any) -> dict[str, Any]:
+def ppo(
+    config: PpoConfig, say: Callable[[str], None] = print, sinks: Sequence[Sink] = (), **given: Any
+) -> dict[str, Any]:
     """Run PPO as `config` says, write the run folder, and return what results.json holds.
 
-    given: as for `train`: `model`, `tokenizer`, `rewards`, `problems`, `held_out`. Files, held-out measures, Ctrl-C and
+    sinks, given: as for `train`: `model`, `tokenizer`, `rewards`, `problems`, `held_out`. Files, held-out measures, Ctrl-C and
     `resume` are those of `train`. Formulas and sources: docs/ppo.md.
     """
+    told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say)
     if config.resume is False:
         check_unused(config)
     setup = prepare(config, say, objective=ppo_objective(config), **given)
-    return run(config, setup, say, found=found, method=Ppo.of(config, setup))
+    return run(config, setup, say, found=found, sinks=told, method=Ppo.of(config, setup))
 
 
 def ppo_objective(config: PpoConfig) -> Objective:

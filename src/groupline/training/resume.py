@@ -9,7 +9,7 @@ import hashlib
 import json
 import platform
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ from groupline.training.setup import Setup, describe
 FREE = frozenset(
     {
         "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
-        "overwrite", "precision", "resume", "save_steps", "save_total_limit", "trust_remote_code",
+        "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
+        "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
 
@@ -59,6 +60,11 @@ class Keeper:
             self.save(step, results)
 
     def save(self, step: int, results: dict[str, Any]) -> None:
+        self.newest = self.write(self.folder.path, step, results)
+        prune(self.folder.path, self.setup.config.save_total_limit, self.newest)
+
+    def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
+        """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
         setup = self.setup
         tensors = {"weights": _trained(setup), **self.method.tensors()}
         for name, weight in (pair for named in tensors.values() for pair in named.items()):
@@ -74,10 +80,10 @@ class Keeper:
             "tokens_seen": setup.tokens_seen,
             "files": self.folder.sync(),
             "results": results,
+            "hooks": dict(hooks or {}),
         }
         torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state(), **self.method.torch_state()}
-        self.newest = write_checkpoint(self.folder.path, step, tensors, torch_state, state)
-        prune(self.folder.path, setup.config.save_total_limit, self.newest)
+        return write_checkpoint(folder, step, tensors, torch_state, state)
 
     def words(self) -> str:
         """Where to go on from, for the message of a run that stops."""
@@ -109,7 +115,7 @@ def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | 
                 f"resume: {found.folder} is not in output_dir {run}, where the rows of its run are; set output_dir to "
                 f"{found.folder.parent}"
             )
-    _refuse_changes(found, config)
+    refuse_changes(found, config)
     check_rows(run, found.state["files"])
     return found
 
@@ -123,7 +129,7 @@ def _may_begin_anew(run: Path) -> None:
         )
 
 
-def _refuse_changes(found: Checkpoint, config: Config) -> None:
+def refuse_changes(found: Checkpoint, config: Config) -> None:
     before, now = found.state["settings"], config.model_dump(mode="json")
     told = [
         f"{key} was {json.dumps(before[key])} and is {json.dumps(now[key])} now"
@@ -134,7 +140,8 @@ def _refuse_changes(found: Checkpoint, config: Config) -> None:
     if told:
         raise ConfigError(
             f"resume: {'; '.join(told)}. What was trained so far in {found.folder} was not trained so: set it back, or "
-            "start a run of its own in another output_dir"
+            f"start a run of its own in another output_dir. These may change: {', '.join(sorted(FREE))}; and steps, under "
+            "a constant rate"
         )
     if config.steps < found.step:
         raise ConfigError(f"resume: steps is {config.steps}, and {found.folder} is after step {found.step} already")

@@ -37,6 +37,7 @@ from groupline.training.pairwise import (
     the_pairs,
 )
 from groupline.training.run import check_unused
+from groupline.training.sinks import Sink, open_sinks
 
 BINS = 10
 
@@ -63,6 +64,7 @@ def reward_model(
     tokenizer: Any = None,
     pairs: Iterable[Any] | None = None,
     eval_pairs: Iterable[Any] | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> dict[str, Any]:
     """Train as `config` says, save a transformers sequence classifier, and return what results.json holds.
 
@@ -70,9 +72,11 @@ def reward_model(
     such as dicts or a `datasets.Dataset` (see `read_pairs`). A causal LM is copied and stays as it is; a reward model,
     passed in or named, is trained further, in place.
     The folder loads with `load_reward_model`, and with `AutoModelForSequenceClassification` if the adapter is merged.
+    sinks: trackers of the caller's own, beside those of `report_to`.
     ConfigError: there are no pairs, or one is too long; ValueError: a row is no pair, or has a `margin` that is no
     number.
     """
+    told = open_sinks(config.report_to, sinks, say)
     check_unused(config)
     train_on, measure_on = the_pairs(config, pairs, eval_pairs)
     for pair in train_on:
@@ -104,7 +108,7 @@ def reward_model(
         return measured(measure_pairs(trainee, held, loss)) if held else None
 
     before = measure()
-    done = run_updates(config, examples, update, say, line)
+    done = run_updates(config, examples, update, say, line, told)
     results = {"method": "reward_model", "model": config.model, "seed": config.seed, **done}
     results |= {"dropped": dropped + dropped_held, "held_out": {"pairs": len(held), "before": before}}
     results["held_out"]["after"] = after = measure()

@@ -1,7 +1,7 @@
 """A run's folder: one run each, files whole at any moment.
 
-config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, results.json,
-model/, checkpoint-<step>/.
+config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, alarms.jsonl,
+results.json, model/, checkpoint-<step>/.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any, Self
 
 from torch import nn
 
+from groupline.alarms import Alarm
 from groupline.config import Config, ConfigError, RunSettings
 from groupline.models.load import save_model
 from groupline.records import Group
 from groupline.runlog import JsonlWriter, write_json
 from groupline.training.setup import Setup
+from groupline.training.sinks import IDS, Sinks, Status, held_out_numbers, last_step, run_info
 
 PLAN = "plan.txt"
-ROWS = ("metrics.jsonl", "rollouts.jsonl", "held_out.jsonl")
+ROWS = ("metrics.jsonl", "rollouts.jsonl", "held_out.jsonl", "alarms.jsonl")
 
 
 def check_unused(settings: RunSettings) -> Path:
@@ -56,6 +58,17 @@ def claim(settings: RunSettings) -> Path:
     return folder
 
 
+def begin(settings: RunSettings, sinks: Sinks) -> Path:
+    """Claim the run's folder and start the sinks. Where one cannot start, ConfigError, and the folder is gone again."""
+    folder = claim(settings)
+    try:
+        sinks.start(run_info(settings, folder))
+    except ConfigError:
+        shutil.rmtree(folder)
+        raise
+    return folder
+
+
 def clear_unsaved(folder: Path) -> None:
     """Remove what a run left that was killed before its first checkpoint; anything else stays, and is refused."""
     if folder.is_dir():
@@ -68,24 +81,26 @@ def clear_unsaved(folder: Path) -> None:
 
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
-    return path.name in ("config.yaml", ".config.yaml.new", PLAN, *ROWS) or path.name.startswith(
-        (".checkpoint-", ".model-")
-    )
+    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb")
+    return path.name in own or path.name.startswith((".checkpoint-", ".model-"))
 
 
 class RunFolder:
-    """Writes a GRPO run's files. Use as a context manager, so that open files are closed."""
+    """Writes a GRPO run's files and tells its sinks. Use as a context manager, so that open files are closed."""
 
-    def __init__(self, config: Config, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(self, config: Config, sizes: Mapping[str, int] | None = None, sinks: Sinks | None = None) -> None:
         """sizes: of a run to go on with, the bytes of each file of rows that count; later ones are cut off."""
-        self.config = config
+        self.config, self.sinks = config, sinks or Sinks()
         if sizes is None:
-            self.path = claim(config)
+            self.path = begin(config, self.sinks)
         else:
             self.path = Path(config.output_dir)
+            seen = last_step(self.path / ROWS[0])
             _cut(self.path, sizes)
+            self.sinks.start(run_info(config, self.path, resumed=True), seen)
             config.model_copy(update={"resume": False, "overwrite": False}).save(self.path / "config.yaml")
-        self._metrics, self._rollouts, self._held_out = (JsonlWriter(self.path / name) for name in ROWS)
+        self._writers = [JsonlWriter(self.path / name) for name in ROWS]
+        self._metrics, self._rollouts, self._held_out, self._alarms = self._writers
 
     def __enter__(self) -> Self:
         return self
@@ -93,21 +108,28 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for writer in (self._metrics, self._rollouts, self._held_out):
+        for writer in self._writers:
             writer.close()
+        if kind is not None:
+            self.sinks.finish("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed", {})
 
     def sync(self) -> dict[str, int]:
         """Wait until all rows are on the disk; the size of each file in bytes."""
-        return {w.path.name: w.sync() for w in (self._metrics, self._rollouts, self._held_out)}
+        return {w.path.name: w.sync() for w in self._writers}
 
     def log(self, metrics: dict[str, Any], groups: Sequence[Group], advantages: Sequence[float]) -> None:
         self._metrics.write(metrics)
         if self.config.log_rollouts:
             self._write(self._rollouts, int(metrics["step"]), groups, advantages)
+        self.sinks.log(int(metrics["step"]), metrics)
 
-    def log_held_out(self, step: int, groups: Sequence[Group]) -> None:
+    def log_held_out(self, step: int, groups: Sequence[Group], measured: Mapping[str, Any]) -> None:
         if self.config.log_rollouts:
             self._write(self._held_out, step, groups, None)
+        self.sinks.log(step, held_out_numbers(measured, "held_out"))
+
+    def log_alarm(self, alarm: Alarm) -> None:
+        self._alarms.write(alarm.to_json())
 
     @staticmethod
     def _write(writer: JsonlWriter, step: int, groups: Sequence[Group], advantages: Sequence[float] | None) -> None:
@@ -143,7 +165,17 @@ class RunFolder:
         """
         if model is not None:
             save_model(model, tokenizer, self.path / "model", card)
+        if self.sinks:
+            results["sinks"] = self.sinks.counts()
         write_json(self.path / "results.json", results)
+        status: Status = "failed" if "error" in results else "interrupted" if results["interrupted"] else "finished"
+        self.sinks.finish(status, end_numbers(results))
+
+
+def end_numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    """Held-out measures before and after training, for sinks."""
+    held = results["held_out"]
+    return held_out_numbers(held["before"], "before") | held_out_numbers(held["after"], "after")
 
 
 def check_rows(run: Path, sizes: Mapping[str, int]) -> None:

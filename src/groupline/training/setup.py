@@ -17,6 +17,7 @@ from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
 from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
+from groupline.rewards.columns import column_names
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
@@ -111,6 +112,8 @@ def prepare(
     )
     if not train_on:
         raise ConfigError("there are no problems to train on: `problems` is empty")
+    for asked in (train_on, measure_on):
+        column_names(asked, ("prefill",))  # raises for what reward functions could not be given
     _check_gold(judges, [*train_on, *measure_on])
     tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     passed_in = model is not None
@@ -206,7 +209,7 @@ def judges_of(config: Config) -> list[Reward]:
         names = ("correct_number",) if config.train_file else get_task(config.task).rewards
     if config.reward_weights is not None and len(config.reward_weights) != len(names):
         raise ConfigError(f"{len(config.reward_weights)} reward_weights for the rewards {', '.join(names)}")
-    return reward_list(names, config.reward_weights)
+    return reward_list(names, config.reward_weights, config.reward_timeouts)
 
 
 def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
@@ -264,7 +267,7 @@ def describe(setup: Setup) -> str:
     reference = "none (beta 0)" if setup.reference is None else f"{setup.reference.kind}, beta {o.beta:g} on {o.kl}"
     clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
     rows = [
-        ("model", f"{c.model}: {every:,} weights, {trained:,} trained"),
+        ("model", f"{'passed in' if setup.passed_in else c.model}: {every:,} weights, {trained:,} trained"),
         ("device", str(setup.precision)),
         ("problems", f"{len(setup.stream.prompted)} to train on, {len(setup.held_out)} held out, {setup.dropped} too long"),
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
@@ -287,14 +290,11 @@ def _differing_defaults(setup: Setup) -> list[str]:
     """Sampling settings in the model's own generation config that this run does not follow, said aloud."""
     own = getattr(setup.engine.model, "generation_config", None)
     p = setup.sampling
-    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p}
+    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": 1}
     differ = [
         f"{k} {v:g} (here {ours[k]:g})"
         for k in ours
         if isinstance(v := getattr(own, k, None), (int, float)) and v != ours[k] and not (k == "top_k" and v == 50)
     ]
-    return (
-        [f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"]
-        if differ
-        else []
-    )
+    note = f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"
+    return [note] if differ else []

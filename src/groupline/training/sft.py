@@ -21,6 +21,7 @@ from groupline.tasks.source import given_problems, held_out_problems, training_p
 from groupline.training.loop import Say, Trainee, UpdateSettings, finish, make_ready, run_updates
 from groupline.training.optim import Optimiser
 from groupline.training.run import check_unused
+from groupline.training.sinks import Sink, open_sinks
 
 Example = tuple[list[int], list[list[int]]]  # a prompt and the answers to learn from
 
@@ -50,14 +51,16 @@ def sft(
     tokenizer: Any = None,
     problems: Iterable[Any] | None = None,
     held_out: Iterable[Any] | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Path:
     """Train as `config` says, save the model in Hugging Face format and results.json beside it; returns its folder.
 
     model, tokenizer, problems and held_out take the place of what the configuration names: the model is trained in
     place, and problems are `Problem`s, dicts or a `datasets.Dataset`. The loss on held-out problems is in nats a token,
-    before and after.
+    before and after. sinks: trackers of the caller's own, beside those of `report_to`.
     ValueError: a problem lacks a column to learn from; ConfigError: there are no problems.
     """
+    told = open_sinks(config.report_to, sinks, say)
     check_unused(config)
     train_on = training_problems(config, config.problems) if problems is None else given_problems(config, problems)
     measure_on = _held_out(config, problems is not None) if held_out is None else given_problems(config, held_out)
@@ -91,7 +94,7 @@ def sft(
         )
         return {"loss": loss, "tokens": tokens, **facts}
 
-    done = run_updates(config, examples, update, say, lambda row: f"loss {row['loss']:.4f}")
+    done = run_updates(config, examples, update, say, lambda row: f"loss {row['loss']:.4f}", told)
     after = _measure(trainee, held)
     results = {"method": "sft", "model": config.model, "seed": config.seed, **done}
     results["held_out"] = {"problems": len(held), "before": before, "after": after}

@@ -33,6 +33,7 @@ def summarise(groups: Sequence[Group], judge: str) -> dict[str, float]:
         "completions/min_terminated_length": float(min(ended, default=0)),
         "completions/max_terminated_length": float(max(ended, default=0)),
         "completions/clipped_ratio": 1 - len(ended) / len(rollouts),
+        "completions/repetition": _mean([float(repeats(r.completion.ids)) for r in rollouts]),
         "num_completion_tokens": float(sum(lengths)),
         "num_prompt_tokens": float(sum(len(g.rollouts[0].completion.prompt_ids) for g in groups)),
         "rewards_not_applicable": float(len(rollouts) - len(rewards)),
@@ -42,6 +43,14 @@ def summarise(groups: Sequence[Group], judge: str) -> dict[str, float]:
         out[f"rewards/{name}/mean"] = _mean(values)
         out[f"rewards/{name}/std"] = statistics.stdev(values) if len(values) > 1 else 0.0
     return out
+
+
+def repeats(ids: Sequence[int], n: int = 4, least: int = 32) -> bool:
+    """Whether more than half of an answer's n-grams stood in it before; answers under `least` tokens are not judged."""
+    if len(ids) < least:
+        return False
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    return len(set(grams)) < len(grams) / 2
 
 
 def with_logged(metrics: Mapping[str, Any], logged: Mapping[str, float]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from groupline.config import Config, ConfigError
 from groupline.objective import Objective
 from groupline.objective.weights import TokenWeight
+from groupline.settings import tracker_names
 from groupline.trl.options import OLDER, OPTIONS, check, plain
 
 WEIGHTS: dict[str, TokenWeight] = {
@@ -59,6 +60,10 @@ class GRPOConfig:
         self.__dict__.update(values)
         if not problems:
             problems += self._sizes()
+        try:
+            tracker_names(self.report_to)
+        except ValueError as error:
+            problems.append(f"report_to: {error}")
         if self.fp16 and self.bf16:
             problems.append("fp16 and bf16 are both set; give one")
         if self.sync_ref_model and not self.beta:
@@ -122,6 +127,11 @@ class GRPOConfig:
     def updates_per_pass(self) -> int:
         """Optimiser steps that one pass over a generation batch is cut into."""
         return max(1, int(self.steps_per_generation) // int(self.gradient_accumulation_steps))
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimiser steps that the answers of one rollout give."""
+        return int(self.num_iterations) * self.updates_per_pass
 
     @property
     def generations_per_rollout(self) -> int:
@@ -188,6 +198,9 @@ class GRPOConfig:
             eval_problems=0,
             save_steps=0,  # the trainer saves under TRL's names
             seed=self.seed,
+            report_to=self.report_to,
+            run_name=self.run_name or Path(self.output_dir).resolve().name,
+            project=None if self.project == OPTIONS["project"].default else self.project,
         )
 
 
@@ -216,7 +229,7 @@ class Plan:
             )
         together = args.generations_per_rollout
         rollouts_per_epoch = -(-batches // together)
-        per_rollout = args.num_iterations * args.updates_per_pass
+        per_rollout = args.updates_per_rollout
         per_epoch = rollouts_per_epoch * per_rollout
         updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
         if updates < 1:

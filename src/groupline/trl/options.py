@@ -66,7 +66,6 @@ HUB = {
     "hub_token": None, "hub_private_repo": None, "hub_model_id": None, "hub_strategy": "every_save",
     "hub_always_push": False, "hub_revision": None,
 }  # fmt: skip
-TRACKIO = {"trackio_space_id": None, "trackio_bucket_id": None, "trackio_static_space_id": None}
 EVAL_LOOP: dict[str, Any] = {
     "per_device_eval_batch_size": 8, "prediction_loss_only": False, "eval_do_concat_batches": True,
     "eval_use_gather_object": False, "eval_accumulation_steps": None, "include_for_metrics": [],
@@ -77,8 +76,6 @@ MEMORY = {
     "gradient_checkpointing_kwargs": None, "torch_empty_cache_steps": None, "use_liger_kernel": False,
     "liger_kernel_config": None,
 }  # fmt: skip
-RESUME = {"ignore_data_skip": False, "restore_callback_states_from_checkpoint": False, "save_only_model": False}
-PRINTING = {"num_completions_to_print": None, "log_unique_prompts": False, "log_multimodal": True}
 
 SAPO = {"sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0}
 VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
@@ -89,15 +86,19 @@ OPTIONS: dict[str, Option] = {
     "output_dir": yes(None, "null: trainer_output; a run's files go to its folder `runs`, a new one each time"),
     "seed": yes(42),
     "use_cpu": yes(False),
-    "run_name": moot(None, "no tracker is started"),
-    "project": moot("huggingface", "no tracker is started"),
-    **all_moot(TRACKIO, "no tracker is started"),
-    "report_to": no("none", "log from a callback's on_log, or read metrics.jsonl of the run", None, [], ["none"]),
+    "run_name": yes(None, "null: the name of output_dir"),
+    "project": yes("huggingface", "changed: before WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME"),
+    "trackio_space_id": no(None, "set the variable TRACKIO_SPACE_ID"),
+    "trackio_bucket_id": no(None, "leave it out: trackio keeps a run here, or in the Space of TRACKIO_SPACE_ID"),
+    "trackio_static_space_id": no(None, "leave it out: trackio keeps a run here, or in the Space of TRACKIO_SPACE_ID"),
+    "report_to": yes("none", "tensorboard, wandb, trackio, mlflow, several, or all; others are refused"),
     "do_train": moot(False, "TRL's trainer does not read it; call train()"),
     "do_eval": moot(False, "call evaluate(), or set eval_strategy"),
     "do_predict": moot(False, "TRL's trainer does not read it"),
-    "resume_from_checkpoint": no(None, "train from a saved folder by passing it as the model", False),
-    **all_moot(RESUME, "checkpoints hold the model alone and are not resumed"),
+    "resume_from_checkpoint": moot(None, "TRL's trainer does not read it; call train(resume_from_checkpoint=...)"),
+    "ignore_data_skip": no(False, "leave it out: nothing is skipped by reading, the order follows from the seed"),
+    "restore_callback_states_from_checkpoint": no(False, "restore the state of your callbacks in on_train_begin"),
+    "save_only_model": yes(False, "such checkpoints are not resumed"),
     "full_determinism": no(False, "call torch.use_deterministic_algorithms(True) before training"),
     "debug": no("", "use torch.autograd.set_detect_anomaly; a loss that is not finite stops the run by itself", []),
     "log_level": moot("passive", "set transformers' verbosity instead"),
@@ -160,8 +161,10 @@ OPTIONS: dict[str, Option] = {
     "logging_first_step": yes(False),
     "logging_nan_inf_filter": moot(True, "a loss that is not finite stops the run"),
     "include_num_input_tokens_seen": moot("no", "num_tokens is always logged"),
-    "log_completions": moot(False, "every answer is in rollouts.jsonl of the run"),
-    **all_moot(PRINTING, "every answer is in rollouts.jsonl of the run"),
+    "log_completions": yes(False, "a table on the terminal at every log; every answer is in rollouts.jsonl of the run"),
+    "num_completions_to_print": yes(None, "null: all of the last rollout"),
+    "log_unique_prompts": moot(False, "it is for tables in trackers, which are sent numbers alone"),
+    "log_multimodal": moot(True, "answers are text"),
     "log_completions_hub_repo": no(None, "upload rollouts.jsonl of the run yourself"),
     "eval_strategy": some("no", "use one of these", "steps", "epoch"),
     "eval_steps": yes(None, "null: logging_steps"),
@@ -169,7 +172,7 @@ OPTIONS: dict[str, Option] = {
     "eval_on_start": yes(False),
     **all_moot(EVAL_LOOP, "held-out answers are drawn all at once; there is no eval loss"),
     "save_strategy": some("steps", "use one of these, and choose among the checkpoints yourself", "no", "epoch"),
-    "save_steps": yes(500, "checkpoint-N holds the model, the tokenizer and trainer_state.json"),
+    "save_steps": yes(500, "checkpoint-N holds the model, the tokenizer, trainer_state.json and what resumes it"),
     "save_total_limit": yes(None),
     "load_best_model_at_end": no(False, "load the checkpoint that you choose"),
     "metric_for_best_model": yes(None, "for callbacks such as EarlyStoppingCallback"),

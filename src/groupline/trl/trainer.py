@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,21 @@ import torch
 from groupline.config import ConfigError
 from groupline.evaluation import summarise_held_out
 from groupline.records import SamplingParams
+from groupline.runlog import write_json
+from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import collect, encode_problems
 from groupline.training.grpo import run
 from groupline.training.optim import Optimiser
+from groupline.training.resume import refuse_changes
 from groupline.training.setup import describe, prepare, prompt_limit
-from groupline.training.summary import summarise
+from groupline.training.sinks import IDS, last_step
+from groupline.training.summary import summarise, with_logged
 from groupline.trl.arguments import GRPOConfig, Plan
 from groupline.trl.events import Events
 from groupline.trl.judges import judges
 from groupline.trl.order import EpochStream, problems_of
 from groupline.trl.policy import adapter_dropout, load_policy
+from groupline.trl.resume import find, forget, prune
 
 NOT_TAKEN = {
     "tools": "an answer is one turn",
@@ -115,7 +119,8 @@ class GRPOTrainer:
             self._events.evaluate = self.evaluate
         elif args.eval_strategy != "no":
             raise ConfigError(f'eval_strategy is "{args.eval_strategy}", and there is no eval_dataset; give one')
-        self._events.save = self._checkpoint
+        self._events.save, self._events.keep = self._checkpoint, self._keep
+        self._saved: Path | None = None
         if args.sync_ref_model:
             self._events.sync = self._sync_reference
         self._events.call("on_init_end")
@@ -145,22 +150,29 @@ class GRPOTrainer:
     def train(self, resume_from_checkpoint: Any = None) -> Any:
         """Train as the arguments say, from the weights as they are now, and return transformers' `TrainOutput`.
 
-        The run's files (metrics, every answer) go to a new folder under `output_dir/runs`.
+        resume_from_checkpoint: a `checkpoint-N` to go on from, or True for the newest whole one in output_dir. The run's
+        files (metrics, every answer) go to a new folder under `output_dir/runs`, those of a resumed run from there on.
         """
         from transformers.trainer_utils import TrainOutput
 
-        if resume_from_checkpoint:
-            raise ConfigError(
-                "resume_from_checkpoint is not taken here: train from a saved folder by passing it as model"
-            )
+        found = find(resume_from_checkpoint, self.args) if resume_from_checkpoint else None
+        if found is not None:
+            refuse_changes(found, self._config)
         setup, events, began = self._setup, self._events, time.perf_counter()
-        folder = {"output_dir": str(_new_run(Path(self.args.output_dir) / "runs"))}
+        new = _new_run(Path(self.args.output_dir) / "runs")
+        folder = {"output_dir": str(new)}
         setup.config = setup.config.model_copy(update=folder)
         scale = setup.precision.scale_gradients
         setup.optimiser = Optimiser(setup.policy, setup.config, self._plan.updates, scale)
         setup.tokens_seen, setup.plan = 0, describe(setup)
-        events.start(self._plan, setup.optimiser)
-        results = run(self._config.model_copy(update=folder), setup, hooks=events)
+        events.reporting.told_before = 0
+        if found is not None:
+            before = Path(found.state["settings"]["output_dir"]) / "metrics.jsonl"
+            events.reporting.told_before = last_step(before) * self.args.updates_per_rollout
+            write_json(new / IDS, found.state["hooks"]["sinks"])
+            found = Checkpoint(found.folder, {**found.state, "files": {}})  # its rows stay in the folder they are in
+        events.start(self._plan, setup.optimiser, found.state["hooks"] if found else None)
+        results = run(self._config.model_copy(update=folder), setup, hooks=events, found=found, sinks=events.reporting)
         if results["interrupted"]:
             raise KeyboardInterrupt
         seconds, loss = time.perf_counter() - began, sum(events.losses) / max(1, len(events.losses))
@@ -202,14 +214,16 @@ class GRPOTrainer:
         prompted, _ = encode_problems(problems, self.processing_class, setup.config, self._limit)
         setup.engine.load_weights(setup.policy, version=setup.engine.version)
         params: SamplingParams = setup.sampling
+        logged: dict[str, float] = {}
         groups, _ = collect(
             prompted, setup.engine, self.processing_class, setup.rewards, n, params,
-            seed=setup.config.seed, label="held-out",
+            seed=setup.config.seed, label="held-out", log=logged.update,
         )  # fmt: skip
         judge = setup.rewards[0].name
         found = summarise_held_out(groups, judge, [2**i for i in range(n.bit_length()) if 2**i <= n])
         chances = {name: value["value"] for name, value in found.items() if name.startswith("pass@")}
-        return summarise(groups, judge) | chances | {"runtime": time.perf_counter() - began}
+        measures = summarise(groups, judge) | chances | {"runtime": time.perf_counter() - began}
+        return with_logged(measures, logged)
 
     def _note_best(self, measures: Mapping[str, float]) -> None:
         name = self.args.metric_for_best_model
@@ -239,18 +253,24 @@ class GRPOTrainer:
         self._setup.reference.mix_in(self.args.ref_model_mixup_alpha)
 
     def _checkpoint(self) -> None:
-        root = Path(self.args.output_dir)
-        folder = root / f"checkpoint-{self.state.global_step}"
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if folder.exists():
+            forget(folder)
         self.save_model(folder)
         self.state.save_to_json(str(folder / "trainer_state.json"))
-        if self.args.save_total_limit:
-            numbers = sorted(int(p.name.rpartition("-")[2]) for p in root.glob("checkpoint-*") if _is_number(p))
-            for number in numbers[: -self.args.save_total_limit]:
-                shutil.rmtree(root / f"checkpoint-{number}")
+        self._saved = folder
 
-
-def _is_number(path: Path) -> bool:
-    return path.name.rpartition("-")[2].isdecimal()
+    def _keep(self, save: Callable[[Path], Path]) -> None:
+        """The rollout is done: put what resumes into the checkpoint that was saved at its end, and delete old ones."""
+        folder, self._saved = self._saved, None
+        if folder is None:
+            return
+        done = self.state.global_step
+        whole = folder.name == f"checkpoint-{done}" and done % self.args.updates_per_rollout == 0
+        if whole and not self.args.save_only_model:
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+            save(folder)
+        prune(folder.parent, self.args.save_total_limit)
 
 
 def _new_run(parent: Path) -> Path:
