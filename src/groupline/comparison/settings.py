@@ -56,7 +56,7 @@ class CompareConfig(RunSettings):
     """At which they are drawn."""
     settings: Annotated[dict[str, dict[str, Any]], tyro.conf.Suppress] = Field(default_factory=dict)
     """Further settings by method, or for `pairs` and `reward_model`: {dpo: {beta: 0.2}}. In a recipe only."""
-    output_dir: str = "runs/compare"
+    output_dir: str = "runs/comparison"
     overwrite: bool = False
     """Train again what an earlier comparison in the same folder trained with other settings, instead of refusing."""
 
