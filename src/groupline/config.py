@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Positive",
+    "ResumableSettings",
     "RunSettings",
     "Settings",
     "explain_unknown",
@@ -113,7 +114,24 @@ class RunSettings(Settings):
         return tracker_names(value)
 
 
-class Config(RunSettings):
+class ResumableSettings(RunSettings):
+    """What every run has that trains: checkpoints, and going on from one."""
+
+    # Checkpoints
+    save_steps: int = Field(default=100, ge=0)
+    """Write a checkpoint every so many steps; 0: none."""
+    save_total_limit: Positive | None = 2
+    """Most checkpoints kept; older ones are deleted, the newest whole one never. None keeps all."""
+    resume: bool | str = False
+    """Continue the run in output_dir from its newest whole checkpoint, or from the checkpoint folder named."""
+
+    @field_validator("resume", mode="before")
+    @classmethod
+    def _truth(cls, value: Any) -> Any:
+        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class Config(ResumableSettings):
     """Every setting of a GRPO run."""
 
     # Rewards
@@ -181,19 +199,6 @@ class Config(RunSettings):
     """Write every sample with its rewards and advantage."""
     stop_on_alarm: bool = False
     """End the run, its model saved, when an alarm says that it is broken."""
-
-    # Checkpoints
-    save_steps: int = Field(default=100, ge=0)
-    """Write a checkpoint every so many steps; 0: none."""
-    save_total_limit: Positive | None = 2
-    """Most checkpoints kept; older ones are deleted, the newest whole one never. None keeps all."""
-    resume: bool | str = False
-    """Continue the run in output_dir from its newest whole checkpoint, or from the checkpoint folder named."""
-
-    @field_validator("resume", mode="before")
-    @classmethod
-    def _truth(cls, value: Any) -> Any:
-        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -22,11 +22,11 @@ from groupline.models.reference import Reference
 from groupline.models.reward_head import add_reward_head
 from groupline.records import Pair
 from groupline.training.dpo import dpo_metrics, dpo_pairs, with_reference
-from groupline.training.loop import Trainee
 from groupline.training.optim import Optimiser
 from groupline.training.pairwise import EncodedPair, Judged, measure_pairs, pair_update
 from groupline.training.reward_model import reward_metrics, score_pairs
 from groupline.training.step import Scorer
+from groupline.training.trainee import Trainee
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
