@@ -36,11 +36,11 @@ def settings_table(*headings):
 @pytest.mark.parametrize(
     ("kind", "headings"),
     [
-        (Config, ("Shared by", "`train` and `eval`")),
-        (PpoConfig, ("Shared by", "`train` and `eval`", "`ppo`")),
-        (SftConfig, ("Shared by", "`sft`")),
-        (RewardModelConfig, ("Shared by", "Pairs", "`reward-model`")),
-        (DpoConfig, ("Shared by", "Pairs", "`dpo`")),
+        (Config, ("Shared by", "`train` and `eval`", "Checkpoints")),
+        (PpoConfig, ("Shared by", "`train` and `eval`", "Checkpoints", "`ppo`")),
+        (SftConfig, ("Shared by", "Checkpoints", "`sft`")),
+        (RewardModelConfig, ("Shared by", "Checkpoints", "Pairs", "`reward-model`")),
+        (DpoConfig, ("Shared by", "Checkpoints", "Pairs", "`dpo`")),
     ],
     ids=["train", "ppo", "sft", "reward-model", "dpo"],
 )

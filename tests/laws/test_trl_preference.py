@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import gradients, optimiser_settings, random_ids, relative_gap, stir, tiny_lora, tiny_model
+from tiny import Kept, gradients, random_ids, relative_gap, stir, tiny_lora, tiny_model
 from torch import Tensor
 
 from groupline.models.load import choose_precision
@@ -22,7 +22,6 @@ from groupline.models.reference import Reference
 from groupline.models.reward_head import add_reward_head
 from groupline.records import Pair
 from groupline.training.dpo import dpo_metrics, dpo_pairs, with_reference
-from groupline.training.optim import Optimiser
 from groupline.training.pairwise import EncodedPair, Judged, measure_pairs, pair_update
 from groupline.training.reward_model import reward_metrics, score_pairs
 from groupline.training.step import Scorer
@@ -53,18 +52,6 @@ def recorded(margins: list[float] | None = None) -> list[EncodedPair]:
         )
         for i, (p, c, r) in rows
     ]  # fmt: skip
-
-
-class Kept(Optimiser):
-    """Keeps the gradients of the last update."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, optimiser_settings(max_grad_norm=0.0), 1)
-        self.model, self.kept = model, dict[str, Tensor]()
-
-    def step(self) -> dict[str, float]:
-        self.kept = gradients(self.model)
-        return super().step()
 
 
 def trainee(model: Any, tokens: int = 10**6, shared: bool = True) -> Trainee:

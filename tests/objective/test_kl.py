@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from groupline.objective import add_kl_to_reward, k1, k2, k3, kl_estimate
+from groupline.objective import add_kl_to_reward, answer_kl, k1, k2, k3, kl_estimate
 
 D = [0.0, 0.5, -0.5, 1.0, 5.0, 20.0, -100.0]
 K3 = [0.0, 0.148721, 0.106531, 0.718282, 142.413159, 4.851652e8, 99.0]
@@ -59,6 +59,14 @@ def test_k1_and_k2():
     assert at(k2, -1e4) == (5e7, 1e4)
     with pytest.raises(ValueError, match='estimator is "none"'):
         kl_estimate(torch.zeros(1), torch.zeros(1), "none")
+
+
+def test_kl_of_an_answer():
+    logp = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    ref = torch.tensor([-1.5, -1.0, -3.5])
+    got = answer_kl(logp, ref, torch.tensor([0, 2, 0]), 3)
+    assert (got.tolist(), got.dtype, got.requires_grad) == ([1.0, 0.0, -1.0], torch.float64, False)
+    assert answer_kl(logp, ref, torch.tensor([0, 2, 0]), 3, "k2").tolist() == [0.25, 0.0, 0.5]
 
 
 def test_kl_in_the_reward():

@@ -62,6 +62,14 @@ def kl_estimate(logp: Tensor, ref_logp: Tensor, estimator: KLEstimator) -> Tenso
     raise ValueError(f'KL estimator is "{estimator}"; it must be one of k1, k2, k3')
 
 
+def answer_kl(logp: Tensor, ref_logp: Tensor, sequence: Tensor, answers: int, estimator: KLEstimator = "k1") -> Tensor:
+    """The estimator summed over each answer's tokens, nats. logp, ref_logp, sequence [N] -> [S], float64, detached.
+
+    answers: S; an answer without tokens has 0.
+    """
+    return sequence_sum(kl_estimate(logp.detach(), ref_logp.detach(), estimator).double(), sequence, answers)
+
+
 def add_kl_to_reward(
     rewards: Tensor, logp: Tensor, ref_logp: Tensor, sequence: Tensor, beta: float, estimator: KLEstimator = "k1"
 ) -> Tensor:
@@ -70,6 +78,5 @@ def add_kl_to_reward(
     rewards [S]; logp (of the policy that drew the answers), ref_logp, sequence [N] -> [S], detached, rewards' unit.
     float64 if the rewards are, else float32. NaN ("not scored") stays NaN.
     """
-    kl = kl_estimate(logp.detach(), ref_logp.detach(), estimator)  # [N]
     base = rewards if rewards.dtype == torch.float64 else rewards.to(torch.float32)
-    return base.detach() - beta * sequence_sum(kl, sequence, len(rewards)).to(base.dtype)
+    return base.detach() - beta * answer_kl(logp, ref_logp, sequence, len(rewards), estimator).to(base.dtype)

@@ -1,7 +1,7 @@
 """A run's folder: one run each, files whole at any moment.
 
 config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, alarms.jsonl,
-results.json, model/, checkpoint-<step>/.
+results.json, model/, value_model/ (of PPO), checkpoint-<step>/.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def clear_unsaved(folder: Path) -> None:
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
     own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb")
-    return path.name in own or path.name.startswith((".checkpoint-", ".model-"))
+    return path.name in own or path.name.startswith((".checkpoint-", ".model-", ".value_model-"))
 
 
 class RunFolder:

@@ -16,6 +16,7 @@ from groupline.models.load import load_model, load_tokenizer
 from groupline.models.logprobs import find_head, token_logprobs
 from groupline.models.new import NewModel, new_model, new_tokenizer
 from groupline.models.packing import by_tokens, causal_lm, eval_mode, hidden_states, pack, why_not_shared
+from groupline.objective import supervised_loss
 from groupline.records import Problem
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
 from groupline.training.loop import finish, run_updates
@@ -159,7 +160,7 @@ def _mean_loss(
         with torch.autocast(device.type, compute, enabled=compute != torch.float32):
             hidden = hidden_states(model, row, shared)
             logp, _ = token_logprobs(hidden, find_head(causal_lm(model)), row.targets)
-        loss = -logp.sum() / total
+        loss = supervised_loss(logp, total)
         if backward is not None:
             backward(loss)
         loss_sum += float(loss.detach())
