@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from groupline import DpoConfig, Pair, Problem, RewardModelConfig, SftConfig, dpo, reward_model, sft
 from groupline.cli import main
 from groupline.config import ConfigError
+from groupline.training import loop
 from groupline.training.checkpoint import checkpoints, read_checkpoint
 from groupline.training.optim import NonFinite
 from groupline.training.ppo import PpoConfig, ppo
@@ -81,6 +82,8 @@ def equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other)
 
 
@@ -94,6 +97,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     torch.manual_seed(1)
     train(method, settings(method, whole, **changes), twin(first), tokenizer)
     config = settings(method, two, **changes)
+    torch.manual_seed(1)
     with pytest.raises(Stopped):
         train(method, config, twin(first), tokenizer, stop_after(3))
     again = config.model_copy(update={"resume": True})
@@ -265,7 +269,7 @@ def test_without_a_checkpoint_a_killed_run_begins_again(tmp_path: Path, first: n
 
 
 def test_resume_on_the_command_line_after_ctrl_c(
-    tmp_path: Path, start: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The interrupted run saved its model; `--resume` alone goes on from its checkpoint to the same end."""
     file = tmp_path / "problems.jsonl"
@@ -274,13 +278,17 @@ def test_resume_on_the_command_line_after_ctrl_c(
     args = ["--model", str(start), "--train-file", str(file), "--steps", "5", "--batch-size", "4", "--save-steps", "2"]
     assert main(["sft", *args, "--output-dir", str(tmp_path / "whole")]) == 0
     run = tmp_path / "run"
-    config = SftConfig(model=str(start), train_file=str(file), steps=5, batch_size=4, save_steps=2, output_dir=str(run))
+    every = loop.batches
 
-    def interrupt(line: str) -> None:
-        if line.startswith("step 3/"):
-            raise KeyboardInterrupt
+    def three(*given: Any) -> Any:
+        for number, batch in enumerate(every(*given)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield batch
 
-    sft(config, interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "batches", three)
+        assert main(["sft", *args, "--output-dir", str(run)]) == 130
     assert results(run)["interrupted"]
     assert main(["sft", *args, "--output-dir", str(run), "--resume"]) == 0
     assert f"resuming from {run}/checkpoint-2, after step 2 of 5" in capsys.readouterr().out

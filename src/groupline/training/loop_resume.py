@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -70,7 +70,7 @@ class Keeper(Saver):
         found: Checkpoint | None,
         train_on: Iterable[Any],
         measure_on: Iterable[Any],
-    ) -> Keeper:
+    ) -> Self:
         """train_on, measure_on: what is learnt from and measured on, as rows that JSON can hold.
 
         Raises ConfigError if `found` is of a run that started from other ones, another base or another number format.
