@@ -38,17 +38,17 @@ def trl_step(model: Any, folder: Path, a_batch: int) -> tuple[float, dict[str, T
         def on_pre_optimizer_step(self, *_: Any, model: Any, **more: Any) -> None:
             found.update(gradients(model))
 
-    args = SFTConfig(
-        output_dir=str(folder), max_steps=1, per_device_train_batch_size=a_batch,
-        gradient_accumulation_steps=-(-len(rows) // a_batch), completion_only_loss=True, max_length=None, max_grad_norm=0.0,
-        bf16=False, use_cpu=True, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
-        dataloader_drop_last=False,
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "output_dir": str(folder), "max_steps": 1, "per_device_train_batch_size": a_batch,
+        "gradient_accumulation_steps": -(-len(rows) // a_batch), "completion_only_loss": True, "max_length": None,
+        "max_grad_norm": 0.0, "bf16": False, "use_cpu": True, "activation_checkpointing": False, "report_to": "none",
+        "save_strategy": "no", "disable_tqdm": True,
+    }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = SFTTrainer(
-            model, args=args, train_dataset=Dataset.from_list(rows), processing_class=copy.deepcopy(tiny_tokenizer()),
-            callbacks=[Keep()],
+            model, args=SFTConfig(**settings), train_dataset=Dataset.from_list(rows),
+            processing_class=copy.deepcopy(tiny_tokenizer()), callbacks=[Keep()],
         )  # fmt: skip
         done = trainer.train()
     assert done.global_step == 1
