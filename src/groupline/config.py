@@ -82,12 +82,19 @@ class RunSettings(Settings):
     steps: Positive = 100
     """Rollouts; each gives num_iterations optimiser steps."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Of AdamW, after the warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up: stays, or falls to 0 by the last update."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the learning rate rises from 0."""
     weight_decay: NonNegative = 0.0
+    """Of AdamW."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
     max_grad_norm: NonNegative = 1.0
     """Gradients are clipped to this global norm; 0 turns clipping off."""
     micro_batch_tokens: Positive | None = None
@@ -96,9 +103,11 @@ class RunSettings(Settings):
 
     # Run
     output_dir: str = "runs/run"
+    """The run's folder."""
     overwrite: bool = False
     """Delete an earlier run in the same folder instead of refusing."""
     seed: int = 0
+    """Of draws, problem order, a fresh adapter and a new model."""
 
     # Trackers
     report_to: tuple[str, ...] = ()
@@ -152,8 +161,11 @@ class Config(ResumableSettings):
     temperature: float = 1.0
     """Logits are divided by it, in sampling and in training alike."""
     top_p: Fraction01 = 1.0
+    """Draw from the smallest set of tokens whose probability reaches it; 1: all."""
     top_k: int = Field(default=0, ge=0)
+    """Draw from the k most probable tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens less probable than this times the most probable one; 0: none."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer."""
     max_rows: Positive = 256
@@ -169,6 +181,7 @@ class Config(ResumableSettings):
     epsilon: float | None = Field(default=None, ge=0, lt=1)
     """Lower clip bound (and upper, unless epsilon_high is given)."""
     epsilon_high: NonNegative | None = None
+    """Upper clip bound."""
     delta: float | None = Field(default=None, gt=1)
     """Upper bound of the ratio before clipping, for either sign of the advantage."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
@@ -194,6 +207,7 @@ class Config(ResumableSettings):
     eval_every: int = Field(default=0, ge=0)
     """Also evaluate every so many steps; 0: only before and after."""
     eval_temperature: float = Field(default=1.0, ge=0)
+    """Temperature of held-out answers, drawn without filters; 0: greedy."""
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""

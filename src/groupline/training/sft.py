@@ -42,6 +42,7 @@ class SftConfig(UpdateSettings):
     solution_columns: tuple[str, ...] = Field(default=("solution",), min_length=1)
     """Columns that hold answers to learn from; a column named twice counts twice."""
     steps: Positive = 300
+    """Updates."""
     learning_rate: float = Field(default=1e-3, gt=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "cosine"
     output_dir: str = "runs/sft"
