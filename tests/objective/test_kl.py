@@ -72,11 +72,12 @@ def test_kl_of_an_answer():
 def test_kl_in_the_reward():
     logp = torch.tensor([-1.0, -2.0, -1.0], requires_grad=True)
     ref = torch.tensor([-1.5, -1.0, -3.0])
-    got = add_kl_to_reward(torch.tensor([1.0, float("nan"), 0.0]), logp, ref, torch.tensor([0, 2, 0]), 0.1)
-    # answer 0: 0.5 + 2.0; answer 2: -1.0
+    kl = answer_kl(logp, ref, torch.tensor([0, 2, 0]), 3)  # answer 0: 0.5 + 2.0; answer 2: -1.0
+    got = add_kl_to_reward(torch.tensor([1.0, float("nan"), 0.0]), kl, 0.1)
     assert got[0].item() == pytest.approx(0.75)
     assert got[1].isnan()
     assert got[2].item() == pytest.approx(0.1)
-    assert not got.requires_grad
-    whole = add_kl_to_reward(torch.tensor([1, 0]), logp[:2], ref[:2], torch.tensor([0, 1]), 0.0)
-    assert whole.tolist() == [1.0, 0.0]
+    assert (got.dtype, got.requires_grad) == (torch.float32, False)
+    assert add_kl_to_reward(torch.tensor([1, 0]), kl[:2], 0.0).tolist() == [1.0, 0.0]
+    with pytest.raises(ValueError, match=r"rewards have shape \(2,\) and kl \(3,\)"):
+        add_kl_to_reward(torch.zeros(2), kl, 0.1)

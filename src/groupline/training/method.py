@@ -121,6 +121,5 @@ def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[T
         logp.append(micro.sampler_logp.cpu())
         ref.append(micro.ref_logp.cpu())
         place.append(torch.tensor(micro.answers)[micro.row.sequence.cpu()])
-    drawn = (torch.cat(logp), torch.cat(ref), torch.cat(place))
-    penalty = answer_kl(*drawn, len(rewards), objective.kl)
-    return add_kl_to_reward(rewards, *drawn, objective.beta, objective.kl), penalty
+    penalty = answer_kl(torch.cat(logp), torch.cat(ref), torch.cat(place), len(rewards), objective.kl)
+    return add_kl_to_reward(rewards, penalty, objective.beta), penalty
