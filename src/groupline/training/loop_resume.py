@@ -20,7 +20,7 @@ from groupline.training.resume import (
     random_state,
     set_random_state,
     take_weights,
-    trained,
+    trainable,
 )
 from groupline.training.trainee import Say, Trainee
 
@@ -106,7 +106,7 @@ class Keeper(Saver):
 
     def write(self, folder: Path, step: int, results: dict[str, Any]) -> Path:
         assert self.log is not None
-        tensors = {"weights": trained(self.trainee.model), **self.extra}
+        tensors = {"weights": trainable(self.trainee.model), **self.extra}
         check_finite(tensors, step)
         state = {
             "method": self.method,

@@ -115,11 +115,9 @@ def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[T
 
     whole: a batch that holds every answer, its reference log-probs filled.
     """
-    logp, ref, place = [], [], []  # token by token, [N]
+    penalty = torch.zeros_like(rewards)
     for micro in whole.micro_batches:
         assert micro.ref_logp is not None
-        logp.append(micro.sampler_logp.cpu())
-        ref.append(micro.ref_logp.cpu())
-        place.append(torch.tensor(micro.answers)[micro.row.sequence.cpu()])
-    penalty = answer_kl(torch.cat(logp), torch.cat(ref), torch.cat(place), len(rewards), objective.kl)
+        place = torch.tensor(micro.answers)[micro.row.sequence.cpu()]
+        penalty += answer_kl(micro.sampler_logp.cpu(), micro.ref_logp.cpu(), place, len(rewards), objective.kl)
     return add_kl_to_reward(rewards, penalty, objective.beta), penalty

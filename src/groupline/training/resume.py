@@ -59,14 +59,14 @@ class Keeper(Saver):
     def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
         """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
         setup = self.setup
-        tensors = {"weights": trained(setup.policy), **self.method.tensors()}
+        tensors = {"weights": _trained(setup), **self.method.tensors()}
         check_finite(tensors, step)
         if setup.reference is not None and setup.passed_in and setup.reference.state():
             tensors["reference"] = setup.reference.state()
         state = {
             "settings": setup.config.model_dump(mode="json"),
             "origin": self.origin,
-            "environment": environment(setup.precision.device, setup.config.micro_batch_tokens),
+            "environment": _environment(setup),
             "prompts_taken": step * setup.config.prompts_per_step,
             "tokens_seen": setup.tokens_seen,
             "files": self.folder.sync(),
@@ -144,11 +144,13 @@ def refuse_changes(found: Checkpoint, config: ResumableSettings) -> None:
 
 def origin_of(setup: Setup) -> dict[str, Any]:
     """Marks of what a run starts from, taken before its first update."""
+    trained = _trained(setup)
+    frozen = ((n, p) for n, p in setup.policy.named_parameters() if n not in trained)
     return {
-        "frozen weights": fingerprint((n, p) for n, p in setup.policy.named_parameters() if not p.requires_grad),
-        "starting weights": fingerprint(trained(setup.policy).items()),
-        "training problems": _problems(setup.stream.prompted),
-        "held-out problems": _problems(setup.held_out),
+        "frozen weights": fingerprint(frozen),
+        "starting weights": fingerprint(trained.items()),
+        "training problems": _mark(setup.stream.prompted),
+        "held-out problems": _mark(setup.held_out),
         "rewards": [[r.name, r.weight] for r in setup.rewards],
         "number format (precision)": str(setup.precision.compute),
     }
@@ -177,14 +179,14 @@ def restore(
         setup.why_tokens = "as before"
         setup.plan = describe(setup)
     setup.engine.load_weights(setup.policy, version=found.step)
-    go_on(found, environment(setup.precision.device, setup.config.micro_batch_tokens), setup.config.steps, say)
+    go_on(found, _environment(setup), setup.config.steps, say)
     set_random_state(kept["random"])
     return dict(found.state["results"]), dict(found.state["origin"])
 
 
 def take_weights(found: Checkpoint, model: nn.Module) -> None:
     """The checkpoint's weights into those that train. ConfigError, before any changes, if they are not the same ones."""
-    weights, own = found.tensors("weights") or {}, trained(model)
+    weights, own = found.tensors("weights") or {}, trainable(model)
     if {n: p.shape for n, p in own.items()} != {n: t.shape for n, t in weights.items()}:
         raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
     with torch.no_grad():
@@ -246,9 +248,13 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
-def trained(model: nn.Module) -> dict[str, Tensor]:
+def trainable(model: nn.Module) -> dict[str, Tensor]:
     """The weights that train, by name."""
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
+def _trained(setup: Setup) -> dict[str, Tensor]:
+    return trainable(setup.policy)
 
 
 def mark(rows: Iterable[Any]) -> str:
@@ -259,7 +265,7 @@ def mark(rows: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def _problems(prompted: Sequence[Prompted]) -> str:
+def _mark(prompted: Sequence[Prompted]) -> str:
     return mark([p.problem.to_json(), list(p.ids)] for p in prompted)
 
 
@@ -271,3 +277,7 @@ def environment(device: torch.device, micro_batch_tokens: int) -> dict[str, Any]
         "threads": torch.get_num_threads(),
         "micro_batch_tokens": micro_batch_tokens,
     }
+
+
+def _environment(setup: Setup) -> dict[str, Any]:
+    return environment(setup.precision.device, setup.config.micro_batch_tokens)
