@@ -306,6 +306,25 @@ def test_the_value_model_is_saved_and_is_a_start(lora: int, tmp_path: Path, firs
     assert step["value/mean"] != 0  # a new head would be 0
 
 
+def test_ctrl_c_saves_the_value_model_too(tmp_path: Path, first: nn.Module, tokenizer: Any) -> None:
+    """Both models as the last whole step left them, before results.json says that the run's folder is whole."""
+    calls = iter(range(100))
+
+    def stop(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return [float(ids[0] % 2) for ids in completion_ids]
+
+    results = run(settings(tmp_path / "run"), twin(first), tokenizer, rewards=[Reward("stop", stop)])
+    assert results["interrupted"]
+    values = answer_values(load_value_model(tmp_path / "run" / "value_model"), [([5, 6], [7, 8])])
+    assert any(values[0])  # a step was made: the head is no longer 0
+    written = [
+        (tmp_path / "run" / name).stat().st_mtime_ns for name in ("value_model/value_head.safetensors", "results.json")
+    ]
+    assert written == sorted(written)
+
+
 class Stopped(Exception):
     pass
 
