@@ -47,6 +47,8 @@ _HOMES = {
     "get_objective": "groupline.objective",
     "group_advantages": "groupline.objective",
     "kl": "groupline.objective",
+    "load_reward_model": "groupline.models.reward_head",
+    "load_value_model": "groupline.models.value",
     "maj_at_k": "groupline.metrics",
     "pass_at_k": "groupline.metrics",
     "policy_loss": "groupline.objective",
@@ -99,6 +101,8 @@ __all__ = [
     "get_objective",
     "group_advantages",
     "kl",
+    "load_reward_model",
+    "load_value_model",
     "maj_at_k",
     "pass_at_k",
     "policy_loss",
@@ -119,6 +123,8 @@ if TYPE_CHECKING:
     from groupline.config import Config, ConfigError
     from groupline.evaluation import evaluate
     from groupline.metrics import bootstrap_interval, maj_at_k, pass_at_k, wilson_interval
+    from groupline.models.reward_head import load_reward_model
+    from groupline.models.value import load_value_model
     from groupline.objective import (
         BNPO,
         CISPO,

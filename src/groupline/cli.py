@@ -158,8 +158,9 @@ def _compare(args: Sequence[str]) -> int:
 def _sft(args: Sequence[str]) -> int:
     from groupline.training.sft import SftConfig, sft
 
-    sft(settings(SftConfig, args))
-    return 0
+    folder = sft(settings(SftConfig, args))
+    results = json.loads((folder.parent / "results.json").read_text(encoding="utf-8"))
+    return 130 if results["interrupted"] else 0
 
 
 def _pairs(args: Sequence[str]) -> int:

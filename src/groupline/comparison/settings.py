@@ -113,6 +113,7 @@ def evaluation(config: CompareConfig, seed: int) -> Config:
 
 def _job(config: CompareConfig, name: str, seed: int, folder: Path) -> tuple[str, RunSettings]:
     given: dict[str, Any] = {"steps": config.steps, "seed": seed, "output_dir": str(folder / name)}
+    given["save_steps"] = 0  # a part that was cut short is made again
     online = {
         "prompts_per_step": config.prompts_per_step,
         "num_generations": config.num_generations,
@@ -123,7 +124,6 @@ def _job(config: CompareConfig, name: str, seed: int, folder: Path) -> tuple[str
         "reward_weights": config.reward_weights,
         "eval_problems": 0,
         "log_rollouts": False,
-        "save_steps": 0,
     }
     pairs = folder / PAIRS
     of_pairs = {
