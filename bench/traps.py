@@ -71,9 +71,15 @@ def write_data(path: Path, count: int = 2000) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def finished(folder: Path) -> bool:
+    """Whether a run is whole there: it came to its end, and was not interrupted."""
+    results = folder / "results.json"
+    return results.exists() and not json.loads(results.read_text(encoding="utf-8")).get("interrupted", False)
+
+
 def run(name: str, arguments: list[str]) -> None:
     folder = RUNS_IN / name
-    if (folder / "results.json").exists() or (arguments[0] == "sft" and (folder / "model").exists()):
+    if finished(folder):
         print(f"{name}: done already")
         return
     if groupline([*arguments, "--overwrite", "true"]):

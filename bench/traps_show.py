@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import traps_numbers as numbers
-from traps import GROUP_SIZES, TEMPERATURES
+from traps import GROUP_SIZES, TEMPERATURES, finished
 
 from groupline.metrics import wilson_interval
 from groupline.runlog import read_jsonl
@@ -35,7 +35,7 @@ class Run:
     folder: Path
 
     def __post_init__(self) -> None:
-        if not (self.folder / "results.json").exists():
+        if not finished(self.folder):
             name = self.folder.name
             raise FileNotFoundError(f"{self.folder} holds no finished run: python bench/traps.py run {name}")
 

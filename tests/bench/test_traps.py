@@ -84,3 +84,11 @@ def test_data_of_the_start(tmp_path):
         assert row["empty"] == f"<think></think>\n{row['answer']}"
         assert row["plain"].splitlines()[-1] == row["answer"]
         assert "think>" not in row["plain"]
+
+
+def test_a_run_that_was_interrupted_is_not_finished(tmp_path):
+    assert not traps.finished(tmp_path)
+    (tmp_path / "results.json").write_text('{"interrupted": true}')
+    assert not traps.finished(tmp_path)
+    (tmp_path / "results.json").write_text('{"interrupted": false}')
+    assert traps.finished(tmp_path)
