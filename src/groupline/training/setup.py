@@ -16,7 +16,7 @@ from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
 from groupline.records import Problem, SamplingParams
-from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
+from groupline.rewards import Judging, MathVerify, Reward, reward_notes, soft_overlong, unreadable_answers
 from groupline.rewards.columns import column_names
 from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
@@ -100,7 +100,7 @@ def prepare(
             "another distribution's; use no filter, or beta: 0"
         )
     precision = choose_precision(config.device, config.precision)
-    judges = list(rewards) if rewards is not None else judges_of(config)
+    judges = judges_of(config, rewards)
     Judging(judges)  # raises for what could not be called later
     wanted = min(MOST_PROBLEMS, config.steps * config.prompts_per_step)
     if stream is not None:
@@ -202,14 +202,17 @@ def eval_sampling_of(config: Config) -> SamplingParams:
     )
 
 
-def judges_of(config: Config) -> list[Reward]:
-    """The reward functions that the configuration names, or its task's own."""
+def judges_of(config: Config, given: Sequence[Reward] | None = None) -> list[Reward]:
+    """What is given, or else what the configuration names, or its task's own; and what it says of length."""
     names = config.rewards
     if names is None:
         names = ("correct_number",) if config.train_file else get_task(config.task).rewards
-    if config.reward_weights is not None and len(config.reward_weights) != len(names):
+    if given is None and config.reward_weights is not None and len(config.reward_weights) != len(names):
         raise ConfigError(f"{len(config.reward_weights)} reward_weights for the rewards {', '.join(names)}")
-    return reward_list(names, config.reward_weights, config.reward_timeouts)
+    judges = list(reward_list(names, config.reward_weights, config.reward_timeouts) if given is None else given)
+    if config.overlong_buffer:
+        judges.append(Reward("soft_overlong", soft_overlong(config.max_completion_length, config.overlong_buffer)))
+    return judges
 
 
 def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
