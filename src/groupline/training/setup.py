@@ -99,7 +99,7 @@ def prepare(
             "another distribution's; use no filter, or beta: 0"
         )
     precision = choose_precision(config.device, config.precision)
-    judges = list(rewards) if rewards is not None else judges_of(config)
+    judges = judges_of(config, rewards)
     Judging(judges)  # raises for what could not be called later
     wanted = min(MOST_PROBLEMS, config.steps * config.prompts_per_step)
     if stream is not None:
