@@ -18,7 +18,8 @@ from groupline.config import Config, ConfigError
 from groupline.models.lora import add_lora
 from groupline.rewards import Reward
 from groupline.training.checkpoint import read_checkpoint
-from groupline.training.resume import fingerprint, random_state, set_random_state
+from groupline.training.generators import random_state, set_random_state
+from groupline.training.resume import fingerprint
 
 TIMES = ("time/", "step_time", "tokens_per_second", "generated_tokens_per_second")
 

@@ -8,28 +8,27 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from groupline.config import Config, ConfigError
-from groupline.parallel.mesh import own_share, whole
-from groupline.sampling.choose import NonFiniteLogits
+from groupline.config import Config, ConfigError, ResumableSettings
+from groupline.parallel.mesh import SOLO, World, whole
 from groupline.training.checkpoint import (
     Checkpoint,
+    Saver,
+    check_finite,
     newest_whole,
-    prune,
     read_checkpoint,
     set_aside,
     write_checkpoint,
 )
 from groupline.training.collect import Prompted
+from groupline.training.generators import random_state, set_random_state
 from groupline.training.method import Method
 from groupline.training.run import RunFolder, check_rows, unsaved
 from groupline.training.setup import Setup, describe
@@ -39,16 +38,16 @@ from groupline.training.sharing import NoFolder
 # Settings that a resumed run may change: where and what it writes, and memory. `steps` may under a constant rate.
 FREE = frozenset(
     {
-        "activation_checkpointing",
-        "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
-        "overwrite", "parallel", "precision", "project", "rank_timeout", "report_to", "resume", "reward_timeouts",
+        "activation_checkpointing", "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "merge_adapter",
+        "micro_batch_tokens", "output_dir", "overwrite", "parallel", "precision", "project", "rank_timeout", "report_to",
+        "resume", "reward_timeouts",
         "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
 
 
 @dataclass
-class Keeper:
+class Keeper(Saver):
     """Saves checkpoints of one run. origin: what the run started from, by which a resumed one is held to it."""
 
     setup: Setup
@@ -57,23 +56,18 @@ class Keeper:
     origin: dict[str, Any]
     newest: Path | None = None
 
-    def after_step(self, step: int, results: dict[str, Any]) -> None:
-        """Save if this step is one to save at. step: steps done."""
-        every = self.setup.config.save_steps
-        if every and step % every == 0:
-            self.save(step, results)
+    def settings(self) -> Config:
+        return self.setup.config
 
-    def save(self, step: int, results: dict[str, Any]) -> None:
-        newest = self.newest = self.write(self.folder.path, step, results)
-        limit = self.setup.config.save_total_limit
-        self.setup.world.from_main(lambda: prune(self.folder.path, limit, newest), "deleting old checkpoints")
+    def world(self) -> World:
+        return self.setup.world
 
     def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
         """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
         setup, world = self.setup, self.setup.world
         world.now("saving a checkpoint")
         tensors = {"weights": _trained(setup), **self.method.tensors()}
-        world.agreed(lambda: _refuse_bad(tensors, step), "the weights to save")
+        world.agreed(lambda: check_finite(tensors, step), "the weights to save")
         if setup.reference is not None and setup.passed_in and setup.reference.state():
             tensors["reference"] = setup.reference.state()
         state = {
@@ -88,28 +82,25 @@ class Keeper:
             "hooks": dict(hooks or {}),
         }
         optimiser = setup.optimiser.state_dict()
-        write = None
+        shares = None
         if world.sharded:
             optimiser, moments = split_moments(optimiser, list(tensors["weights"]))
-            write = writer_of(tensors | moments, world)
+            shares = writer_of(tensors | moments, world)
             tensors = {}
         own, *others = world.gather(random_state(), "random states")
         torch_state = {"optimiser": optimiser, "random": own, **self.method.torch_state()}
         if others:
             torch_state["random_of_others"] = others
-        return write_checkpoint(folder, step, tensors, torch_state, state, write, world)
-
-    def words(self) -> str:
-        """Where to go on from, for the message of a run that stops."""
-        if self.newest is None:
-            return "there is no checkpoint to go back to (save_steps)"
-        return f"the newest checkpoint is {self.newest} (--resume)"
+        return write_checkpoint(folder, step, tensors, torch_state, state, shares, world)
 
 
-def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | None:
+def find_checkpoint(
+    config: ResumableSettings, say: Callable[[str], None], method: str | None = None
+) -> Checkpoint | None:
     """The checkpoint that `config.resume` asks for; names torn ones. None: begin at the beginning.
 
-    Raises ConfigError if the folder holds a run that cannot be continued, or the settings are not that run's.
+    method: as its `state` names it; None for GRPO and PPO. Raises ConfigError if the folder holds a run that cannot be
+    continued, or the settings are not that run's.
     """
     run = Path(config.output_dir)
     if config.resume is False:
@@ -129,6 +120,9 @@ def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | 
                 f"resume: {found.folder} is not in output_dir {run}, where the rows of its run are; set output_dir to "
                 f"{found.folder.parent}"
             )
+    if found.state.get("method") != method:
+        told, now = (name or "train or ppo" for name in (found.state.get("method"), method))
+        raise ConfigError(f"resume: {found.folder} is of a run of {told}, and this is one of {now}")
     refuse_changes(found, config)
     check_rows(run, found.state["files"])
     return found
@@ -143,7 +137,11 @@ def _may_begin_anew(run: Path) -> None:
         )
 
 
-def refuse_changes(found: Checkpoint, config: Config) -> None:
+def refuse_changes(found: Checkpoint, config: ResumableSettings) -> None:
+    """Raises ConfigError if a setting that decides what is computed is not what it was.
+
+    `steps` may change while the learning rate does not depend on it.
+    """
     before, now = found.state["settings"], config.model_dump(mode="json")
     told = [
         f"{key} was {json.dumps(before[key])} and is {json.dumps(now[key])} now"
@@ -152,10 +150,10 @@ def refuse_changes(found: Checkpoint, config: Config) -> None:
         and not (key == "steps" and config.lr_scheduler_type == "constant")
     ]  # fmt: skip
     if told:
+        free = ", ".join(sorted(FREE.intersection(now)))
         raise ConfigError(
             f"resume: {'; '.join(told)}. What was trained so far in {found.folder} was not trained so: set it back, or "
-            f"start a run of its own in another output_dir. These may change: {', '.join(sorted(FREE))}; and steps, under "
-            "a constant rate"
+            f"start a run of its own in another output_dir. These may change: {free}; and steps, under a constant rate"
         )
     if config.steps < found.step:
         raise ConfigError(f"resume: steps is {config.steps}, and {found.folder} is after step {found.step} already")
@@ -185,17 +183,13 @@ def restore(
     Raises ConfigError, before anything is changed, if the run did not start from what `setup` holds.
     """
     origin, world = origin_of(setup), setup.world
-    shapes = shapes_in(found)
-    own_reference = "reference" in shapes
+    own_reference = "reference" in shapes_in(found)
     world.agreed(lambda: _refuse_other_origin(found, origin, setup, own_reference), "the checkpoint's origin")
-    own = _trained(setup)
-    if {n: tuple(p.shape) for n, p in own.items()} != shapes.get("weights", {}):
-        raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
+    take_weights(found, setup.policy, world)
     kept = found.torch_state()
-    take_up(found, "weights", own, world)
     if setup.reference is not None and own_reference:
         take_up(found, "reference", setup.reference.state(), world)
-    setup.optimiser.load_state_dict(read_moments(found, kept["optimiser"], own, world))
+    setup.optimiser.load_state_dict(read_moments(found, kept["optimiser"], _trained(setup), world))
     method.load(found)
     setup.tokens_seen = found.state["tokens_seen"]
     if setup.why_tokens != "as set":
@@ -205,26 +199,31 @@ def restore(
         setup.plan = describe(setup)
     with world.exchange("the weights for sampling"):
         setup.engine.load_weights(setup.policy, version=found.step)
-    say(f"resuming from {found.folder}, after step {found.step} of {setup.config.steps}")
-    then, now = dict(found.state["environment"]), _environment(setup)
-    now["processes"], then["processes"] = world.size, found.state.get("processes", 1)
-    changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then.get(key) != now[key]]
-    if changed:
-        say(f"note: {', '.join(changed)}: the same run up to rounding, not bit for bit")
-    for moved in world.from_main(lambda: set_aside(found.folder.parent, found.step), "setting checkpoints aside"):
-        say(f"a later checkpoint is set aside as {moved}; the run writes it anew")
+    go_on(found, _environment(setup), setup.config.steps, say, world)
     states = [kept["random"], *kept.get("random_of_others", ())]
     if world.rank < len(states):  # a rank that there was not goes on with its own seed
         set_random_state(states[world.rank])
     return dict(found.state["results"]), dict(found.state["origin"])
 
 
-def _refuse_bad(tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-    for name, weight in (pair for named in tensors.values() for pair in named.items()):
-        if not bool(
-            torch.isfinite(own_share(weight)).all()
-        ):  # nobody could go on from it, and it may push out a good one
-            raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
+def take_weights(found: Checkpoint, model: nn.Module, world: World = SOLO) -> None:
+    """The checkpoint's weights into those that train. ConfigError, before any changes, if they are not the same ones."""
+    own = trainable(model)
+    if {n: tuple(p.shape) for n, p in own.items()} != shapes_in(found).get("weights", {}):
+        raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
+    take_up(found, "weights", own, world)
+
+
+def go_on(found: Checkpoint, now: dict[str, Any], steps: int, say: Callable[[str], None], world: World = SOLO) -> None:
+    """Say where the run goes on, and what differs around it (`environment`); put later checkpoints aside."""
+    say(f"resuming from {found.folder}, after step {found.step} of {steps}")
+    then = {**found.state["environment"], "processes": found.state.get("processes", 1)}
+    now = {**now, "processes": world.size}
+    changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then.get(key) != now[key]]
+    if changed:
+        say(f"note: {', '.join(changed)}: the same run up to rounding, not bit for bit")
+    for moved in world.from_main(lambda: set_aside(found.folder.parent, found.step), "setting checkpoints aside"):
+        say(f"a later checkpoint is set aside as {moved}; the run writes it anew")
 
 
 def _refuse_other_origin(found: Checkpoint, origin: dict[str, Any], setup: Setup, own_reference: bool) -> None:
@@ -250,44 +249,36 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def random_state() -> dict[str, Any]:
-    """State of every generator that a run may draw from: torch (CPU and CUDA), numpy, Python."""
-    kind, keys, place, has_gauss, gauss = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (str(kind), torch.tensor(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(gauss)),
-        "python": random.getstate(),
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    random.setstate(state["python"])
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that train, by name."""
+    return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
 def _trained(setup: Setup) -> dict[str, Tensor]:
-    return {n: p for n, p in setup.policy.named_parameters() if p.requires_grad}
+    return trainable(setup.policy)
 
 
-def _mark(prompted: Sequence[Prompted]) -> str:
+def mark(rows: Iterable[Any]) -> str:
+    """A mark of rows that JSON can hold, in their order."""
     digest = hashlib.sha256()
-    for p in prompted:
-        row = [p.problem.to_json(), list(p.ids)]
+    for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
-def _environment(setup: Setup) -> dict[str, Any]:
+def _mark(prompted: Sequence[Prompted]) -> str:
+    return mark([p.problem.to_json(), list(p.ids)] for p in prompted)
+
+
+def environment(device: torch.device, micro_batch_tokens: int) -> dict[str, Any]:
     """What the last bits of a sum may depend on."""
-    device = setup.precision.device
     return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {platform.machine()}",
         "threads": torch.get_num_threads(),
-        "micro_batch_tokens": setup.config.micro_batch_tokens,
+        "micro_batch_tokens": micro_batch_tokens,
     }
+
+
+def _environment(setup: Setup) -> dict[str, Any]:
+    return environment(setup.precision.device, setup.config.micro_batch_tokens)
