@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from groupline.config import Config
+from groupline.training.planning import planned_memory
 from groupline.training.run import PLAN, check_unused
 from groupline.training.setup import prepare
 from groupline.training.sinks import open_sinks
@@ -21,8 +22,9 @@ def dry_run(config: Config, say: Callable[[str], None] = print, **given: Any) ->
     folder = check_unused(config.model_copy(update={"overwrite": False}))  # a plan replaces no run
     open_sinks(config.report_to)
     setup = prepare(config, say, **given)
+    plan = "\n".join([setup.plan, "memory at the longest answers:", *planned_memory(setup)])
     config.save(folder / "config.yaml")
-    (folder / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
-    say(setup.plan)
+    (folder / PLAN).write_text(plan + "\n", encoding="utf-8")
+    say(plan)
     say(f"dry run: the plan is in {folder / PLAN}, the settings are in {folder / 'config.yaml'}; nothing was trained")
-    return setup.plan
+    return plan
