@@ -22,9 +22,10 @@ def dry_run(config: Config, say: Callable[[str], None] = print, **given: Any) ->
     folder = check_unused(config.model_copy(update={"overwrite": False}))  # a plan replaces no run
     open_sinks(config.report_to)
     setup = prepare(config, say, **given)
-    plan = "\n".join([setup.plan, "memory at the longest answers:", *planned_memory(setup)])
     config.save(folder / "config.yaml")
-    (folder / PLAN).write_text(plan + "\n", encoding="utf-8")
-    say(plan)
+    (folder / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
+    say(setup.plan)
+    if type(config) is Config:  # a value model of PPO is in no part of it
+        say("\n".join(["memory at the longest answers:", *planned_memory(setup)]))
     say(f"dry run: the plan is in {folder / PLAN}, the settings are in {folder / 'config.yaml'}; nothing was trained")
-    return plan
+    return setup.plan
