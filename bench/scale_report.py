@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,32 @@ from scale_sim import Layout, Measured, Simulation, Times, best, fit, tails
 
 DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 STALENESS = (0, 1, 2, 4)
-STEPS, ANSWERS, GROUP, ROWS = 12, 8192, 16, 64
+STEPS, ANSWERS, GROUP, ROWS = 8, 2048, 16, 64
 
 
-def check(run: Measured, others: Sequence[tuple[Measured, int]]) -> None:
-    """Each step by itself: fitted to every second step of the run, tried on the rest, then on runs of several processes."""
+def check(
+    run: Measured, also: Sequence[tuple[Measured, Sequence[int]]], others: Sequence[tuple[Measured, int]]
+) -> None:
+    """Each step by itself: fitted to every second step of the run, tried on the rest, then on runs of several processes.
+
+    also: steps of a run of fewer answers, to fit beside.
+    """
     count = len(run.rows)
-    times = fit(run, range(0, count, 2))
+    times = fit((run, range(0, count, 2)), *also)
     print("| run | processes | steps | step s measured | step s simulated | error | median error of a step |")
     print("|---|---|---|---|---|---|---|")
     for name, found, ranks, steps in [
         ("fitted to", run, 1, range(0, count, 2)),
+        *(("fitted to, fewer answers", few, 1, steps) for few, steps in also),
         ("held out", run, 1, range(1, count, 2)),
         *((f"{ranks} processes", other, ranks, range(len(other.rows))) for other, ranks in others),
     ]:
         layout = Layout(ranks, ranks, shared=True)
         measured = [found.rows[i]["step_time"] for i in steps]
-        simulated = [
-            Simulation(times, layout, [found.lengths[i]], found.group, found.prompt).run().ends[0] for i in steps
-        ]
+        simulated = []
+        for i in steps:
+            own = replace(times, train_token=times.train_token * found.share([i]))
+            simulated.append(Simulation(own, layout, [found.lengths[i]], found.group, found.prompt).run().ends[0])
         a, b = statistics.mean(measured), statistics.mean(simulated)
         off = statistics.median(abs(y - x) / x for x, y in zip(measured, simulated, strict=True))
         print(f"| {name} | {ranks} | {len(measured)} | {a:.2f} | {b:.2f} | {b / a - 1:+.0%} | {off:.0%} |")
@@ -42,7 +50,7 @@ def scale(run: Measured, times: Times, figure: Path | None) -> None:
     print("| lengths | devices | " + " | ".join(f"k={k}: s, used, trainers" for k in STALENESS) + " |")
     print("|---|---|" + "---|" * len(STALENESS))
     curves: dict[tuple[str, int], list[Any]] = {}
-    for kind in ("even", "mild", "long"):
+    for kind in ("even", "long"):
         lengths = tails(kind, ANSWERS, STEPS, mean, seed=0)
         for devices in DEVICES:
             cells = []
@@ -63,9 +71,9 @@ def draw(curves: dict[tuple[str, int], list[Any]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    kinds = ("even", "mild", "long")
-    titles = {"even": "all answers alike", "mild": "log-normal, sigma 0.5", "long": "log-normal, sigma 1 (long tail)"}
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6), sharex=True, sharey="row")
+    kinds = ("even", "long")
+    titles = {"even": "all answers alike", "long": "log-normal, sigma 1 (long tail)"}
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True, sharey="row")
     for column, kind in enumerate(kinds):
         for k, style in zip(STALENESS, ("o-", "s--", "^-.", "x:"), strict=True):
             points = curves[kind, k]
@@ -82,7 +90,7 @@ def draw(curves: dict[tuple[str, int], list[Any]], file: Path) -> None:
             row[column].grid(alpha=0.3)
     axes[0][0].set_ylabel("seconds a step")
     axes[1][0].set_ylabel("device-seconds in use, %")
-    axes[0][2].legend(fontsize=8)
-    figure.suptitle("Simulated: 8,192 answers a step on devices like the one process measured", fontsize=11)
+    axes[0][1].legend(fontsize=8)
+    figure.suptitle("Simulated: 2,048 answers a step on devices like the one process measured", fontsize=11)
     figure.tight_layout()
     figure.savefig(file, dpi=110)

@@ -1,7 +1,7 @@
 """A simulation of many devices, some sampling and some training: step time and utilisation, by discrete events.
 
     python bench/scale_sim.py fit RUN                  phase times of a run of one process, as one JSON line
-    python bench/scale_sim.py check RUN [RUN2 N]       simulated beside measured: RUN's later steps, a run of N processes
+    python bench/scale_sim.py check RUN [RUN2 N]       simulated beside measured: every second step, a run of N processes
     python bench/scale_sim.py scale RUN [--figure FILE]  1 to 1,024 devices like the measured one: a table, a figure
 
 A device decodes its live rows together: a decode step of b rows takes base + per_row * b seconds, as fitted to the run.
@@ -208,8 +208,13 @@ class Simulation:
 
 def train_seconds(times: Times, trainers: int, lengths: Sequence[int], group: int, prompt: float) -> float:
     """Of one update: the row tokens are shared out evenly, what an update costs by itself is not."""
-    tokens = sum(lengths) - len(lengths) + prompt * len(lengths) / group
+    tokens = row_tokens(lengths, group, prompt)
     return times.train + times.train_token * tokens / trainers + (times.link if trainers > 1 else 0.0)
+
+
+def row_tokens(lengths: Sequence[int], group: int, prompt: float) -> float:
+    """Every prompt once, answers without their last token."""
+    return sum(lengths) - len(lengths) + prompt * len(lengths) / group
 
 
 def best(
@@ -219,7 +224,7 @@ def best(
     if staleness == 0 or devices == 1:
         layouts = [Layout(devices, devices, 0, rows, shared=True)]
     else:
-        shares = {max(1, min(devices - 1, round(devices * share / 16))) for share in range(1, 16)}
+        shares = {max(1, min(devices - 1, round(devices * share / 8))) for share in range(2, 7)}
         layouts = [Layout(devices - t, t, staleness, rows) for t in sorted(shares)]
     results = [(layout, Simulation(times, layout, lengths, group, prompt).run()) for layout in layouts]
     return min(results, key=lambda pair: pair[1].step)
@@ -237,6 +242,11 @@ class Measured:
     group: int
     prompt: float  # tokens
 
+    def share(self, steps: Sequence[int]) -> float:
+        """Of the row tokens of all answers, those that were trained on: groups without signal are not."""
+        whole = sum(row_tokens(self.lengths[i], self.group, self.prompt) for i in steps)
+        return float(sum(self.rows[i]["row_tokens"] for i in steps) / whole)
+
 
 def read(run: Path) -> Measured:
     """From a run's folder: metrics.jsonl, rollouts.jsonl, config.yaml. The first step, which warms up, is left out."""
@@ -247,23 +257,23 @@ def read(run: Path) -> Measured:
     found: dict[int, list[int]] = {}
     for line in (run / "rollouts.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
-        found.setdefault(row["step"], []).append(len(row["completion_ids"]))
+        found.setdefault(row["step"], []).append(len(row["ids"]))
     answers = sum(len(found[r["step"]]) for r in rows)
     prompt = sum(r["num_prompt_tokens"] for r in rows) / (answers / group)
     return Measured(rows, [found[r["step"]] for r in rows], group, prompt)
 
 
-def fit(run: Measured, rows: Sequence[int]) -> Times:
-    """Least squares over these steps: generating = base * longest + per_row * tokens, training = train + train_token *
-    row tokens. Negative coefficients are taken as 0, and the other by itself.
+def fit(*parts: tuple[Measured, Sequence[int]]) -> Times:
+    """Least squares over these steps of these runs: generating = base * longest + per_row * tokens, training = train +
+    train_token * row tokens. Negative coefficients are taken as 0, and the other by itself. Where all steps have as many
+    answers of one greatest length, the two of generating cannot be told apart: give a run of fewer answers beside it.
     """
-    chosen = [run.rows[i] for i in rows]
-    longest = [float(max(run.lengths[i])) for i in rows]
-    tokens = [float(sum(run.lengths[i])) for i in rows]
-    base, per_row = two(longest, tokens, [r["time/generate"] for r in chosen])
-    spent = [r["time/train"] + r["time/reference"] for r in chosen]
-    train, train_token = two([1.0] * len(rows), [float(r["row_tokens"]) for r in chosen], spent)
-    judge = statistics.median(r["time/reward"] / len(run.lengths[i]) for i, r in zip(rows, chosen, strict=True))
+    rows = [(run.rows[i], run.lengths[i]) for run, steps in parts for i in steps]
+    longest, tokens = [float(max(n)) for _, n in rows], [float(sum(n)) for _, n in rows]
+    base, per_row = two(longest, tokens, [r["time/generate"] for r, _ in rows])
+    spent = [r["time/train"] + r["time/reference"] for r, _ in rows]
+    train, train_token = two([1.0] * len(rows), [float(r["row_tokens"]) for r, _ in rows], spent)
+    judge = statistics.median(r["time/reward"] / len(n) for r, n in rows)
     return Times(base=base, per_row=per_row, train=train, train_token=train_token, judge=judge)
 
 
@@ -299,16 +309,20 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("more", nargs="*", help="check: a run of several processes, and how many")
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--also", type=Path, help="a run of fewer answers, to fit beside RUN")
     parser.add_argument(
         "--link", type=float, default=0.0, help="seconds to add gradients up over devices: an assumption"
     )
     args = parser.parse_args()
     run = read(args.run)
-    times = replace(fit(run, range(len(run.rows))), link=args.link)
+    steps = range(len(run.rows))
+    also = [(few, range(len(few.rows))) for few in [read(args.also)]] if args.also else []
+    times = replace(fit((run, steps), *also), link=args.link)
+    times = replace(times, train_token=times.train_token * run.share(steps))
     if args.what == "fit":
         print(json.dumps(asdict(times)))
     elif args.what == "check":
-        check(run, [(read(Path(p)), int(n)) for p, n in zip(args.more[::2], args.more[1::2], strict=True)])
+        check(run, also, [(read(Path(p)), int(n)) for p, n in zip(args.more[::2], args.more[1::2], strict=True)])
     else:
         scale(run, times, args.figure)
 

@@ -89,7 +89,7 @@ def plan(args: Sequence[str]) -> int:
     parser.add_argument("--bandwidth-gb-s", type=float)
     parser.add_argument("--gpu", action="store_true")
     given, rest = parser.parse_known_args(args)
-    from groupline.cli import settings
+    from groupline.arguments import settings
     from groupline.config import Config
     from groupline.training.planning import device_of, with_rates
     from groupline.training.planning import plan as make
