@@ -10,9 +10,9 @@ from typing import Any
 
 from scale_sim import Layout, Measured, Simulation, Times, best, fit, tails
 
-DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+DEVICES = (1, 4, 16, 64, 256, 1024)
 STALENESS = (0, 1, 2, 4)
-STEPS, ANSWERS, GROUP, ROWS = 8, 2048, 16, 64
+STEPS, ANSWERS, GROUP, ROWS = 21, 2048, 16, 64
 
 
 def check(

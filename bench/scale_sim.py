@@ -68,8 +68,8 @@ class Result:
 
     @property
     def step(self) -> float:
-        """Seconds a step, the first fifth of the steps (the pipe filling) not counted."""
-        skip = len(self.ends) // 5
+        """Seconds a step, the first third of the steps (the pipe filling) not counted."""
+        skip = len(self.ends) // 3
         before = self.ends[skip - 1] if skip else 0.0
         return (self.ends[-1] - before) / (len(self.ends) - skip)
 
@@ -224,7 +224,7 @@ def best(
     if staleness == 0 or devices == 1:
         layouts = [Layout(devices, devices, 0, rows, shared=True)]
     else:
-        shares = {max(1, min(devices - 1, round(devices * share / 8))) for share in range(2, 7)}
+        shares = {max(1, min(devices - 1, round(devices * share / 8))) for share in range(3, 6)}
         layouts = [Layout(devices - t, t, staleness, rows) for t in sorted(shares)]
     results = [(layout, Simulation(times, layout, lengths, group, prompt).run()) for layout in layouts]
     return min(results, key=lambda pair: pair[1].step)

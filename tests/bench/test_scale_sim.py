@@ -88,7 +88,7 @@ def test_the_best_split_is_no_slower_than_any_other_tried():
     lengths = tails("mild", 64, 20, 50, seed=2)
     layout, found = best(TIMES, 8, 2, lengths, 4, 10.0, 32)
     assert layout.devices == 8
-    for trainers in (1, 4, 7):
+    for trainers in (3, 4, 5):
         assert found.step <= simulate(TIMES, Layout(8 - trainers, trainers, 2, 32), lengths).step + 1e-9
     assert best(TIMES, 1, 4, lengths, 4, 10.0, 32)[0].shared
 
