@@ -91,7 +91,9 @@ class Answers:
         return found
 
 
-def packed(place: Place, rows: Sequence[Mapping[str, Any]], problems: dict[str, int], rewards: Sequence[str]) -> dict[str, Any]:
+def packed(
+    place: Place, rows: Sequence[Mapping[str, Any]], problems: dict[str, int], rewards: Sequence[str]
+) -> dict[str, Any]:
     """A group as the page has it: a list a column, an entry an answer. problems: key -> place, added to."""
     first = rows[0]
     prompt, gold = first.get("prompt", ""), str(first.get("gold", ""))

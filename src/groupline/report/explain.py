@@ -1,8 +1,8 @@
 """`groupline explain`: the method as one HTML page with figures to move, in English and Chinese. No request leaves it.
 
 Its parts lie in `explainer/`: a frame, one script for each section, texts by language, a recorded group; what it shares
-with the report in `web/`. This module only puts them into one file. The page's formulas are in `explainer/math.js`; tests hold them equal to
-`groupline.objective` and `groupline.metrics`.
+with the report in `web/`. This module only puts them into one file. The page's formulas are in `explainer/math.js`; tests
+hold them equal to `groupline.objective` and `groupline.metrics`.
 """
 
 from __future__ import annotations
