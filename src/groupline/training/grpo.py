@@ -24,6 +24,7 @@ from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved,
 from groupline.training.setup import Setup, prepare
 from groupline.training.sinks import Sink, Sinks, open_sinks
 from groupline.training.summary import summarise, with_logged
+from groupline.training.token_log import token_rows
 
 Say = Callable[[str], None]
 
@@ -164,7 +165,8 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
     }
     metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
     metrics = with_logged(metrics, logged)
-    folder.log(metrics, groups, batch.advantages.tolist())
+    tokens = token_rows(batch, groups, setup.objective, config.log_tokens) if config.log_rollouts else {}
+    folder.log(metrics, groups, batch.advantages.tolist(), tokens)
     return metrics
 
 

@@ -36,7 +36,7 @@ from groupline.training.setup import Setup, describe
 # Settings that a resumed run may change: where and what it writes, and memory. `steps` may under a constant rate.
 FREE = frozenset(
     {
-        "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
+        "cache_gib", "device", "eval_every", "log_rollouts", "log_tokens", "max_rows", "micro_batch_tokens", "output_dir",
         "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
         "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }

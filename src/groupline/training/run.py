@@ -117,22 +117,35 @@ class RunFolder:
         """Wait until all rows are on the disk; the size of each file in bytes."""
         return {w.path.name: w.sync() for w in self._writers}
 
-    def log(self, metrics: dict[str, Any], groups: Sequence[Group], advantages: Sequence[float]) -> None:
+    def log(
+        self,
+        metrics: dict[str, Any],
+        groups: Sequence[Group],
+        advantages: Sequence[float],
+        tokens: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """tokens: `token_rows` of those answers that have any."""
         self._metrics.write(metrics)
         if self.config.log_rollouts:
-            self._write(self._rollouts, int(metrics["step"]), groups, advantages)
+            self._write(self._rollouts, int(metrics["step"]), groups, advantages, tokens or {})
         self.sinks.log(int(metrics["step"]), metrics)
 
     def log_held_out(self, step: int, groups: Sequence[Group], measured: Mapping[str, Any]) -> None:
         if self.config.log_rollouts:
-            self._write(self._held_out, step, groups, None)
+            self._write(self._held_out, step, groups, None, {})
         self.sinks.log(step, held_out_numbers(measured, "held_out"))
 
     def log_alarm(self, alarm: Alarm) -> None:
         self._alarms.write(alarm.to_json())
 
     @staticmethod
-    def _write(writer: JsonlWriter, step: int, groups: Sequence[Group], advantages: Sequence[float] | None) -> None:
+    def _write(
+        writer: JsonlWriter,
+        step: int,
+        groups: Sequence[Group],
+        advantages: Sequence[float] | None,
+        tokens: Mapping[int, Mapping[str, Any]],
+    ) -> None:
         place = 0
         for number, group in enumerate(groups):
             for answer, rollout in enumerate(group.rollouts):
@@ -155,6 +168,8 @@ class RunFolder:
                 }
                 if rollout.extras:
                     row["extras"] = dict(rollout.extras)
+                if place in tokens:
+                    row["tokens"] = dict(tokens[place])
                 writer.write(row)
                 place += 1
 

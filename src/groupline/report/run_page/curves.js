@@ -13,7 +13,7 @@ section("rewards", {}, (root) => {
       id: "reward", title: "Reward, in training and held out", y: "reward of an answer",
       without: "This run logs no reward: it learns from given answers.",
       series: (run) => [
-        line(run, "reward", several() ? "training, mean" : "training, mean (band: one standard deviation over answers)", "c0", { band: spread(run) }),
+        line(run, "reward", several() ? "training, mean" : "training, mean (band: ±1 standard deviation)", "c0", { band: spread(run) }),
         { name: "held out, mean", kind: "c1", dots: true, points: evalCurve(run, (e) => e.reward) },
         line(run, "objective/rlhf_reward", "training, the KL penalty taken off", "c2"),
         line(run, "mean_reward", "score, mean of both answers", "c0"),
@@ -126,7 +126,7 @@ section("time", {}, (root) => {
 });
 const MEMORY = { "memory/peak_gib": "device", "memory/process_peak_gib": "process" };
 
-const grid = (...panels) => el("div.grid", {}, panels);
+const grid = (...panels) => el(`div.grid${panels.length === 3 ? ".three" : ""}`, {}, panels);
 
 section("loss", { key: null }, (root, state) => {
   const groups = shown().some((run) => RULED[run.kind]);

@@ -29,6 +29,7 @@ const SORTS = {
 const SOURCES = { train: "training", held_out: "held out" };
 const samples = { run: null, source: "all", pick: "all", sort: "step", words: "", open: null, answer: null, order: "number", tint: "logprob", found: [], pages: null };
 
+const many = (count) => count.toLocaleString("en");
 const promptText = (prompt) => (typeof prompt === "string" ? prompt : prompt.map((m) => m.content).join("\n"));
 const keyOf = (g) => `${g.source}/${g.step}/${g.group}`;
 const link = (run, g, answer = null) => `#at/${encodeURIComponent(run.label)}/${keyOf(g)}${answer === null ? "" : `/${answer}`}`;
@@ -82,16 +83,17 @@ section("samples", samples, (root) => {
   samples.pages = pages;
   const list = () => {
     lookUp(run);
-    found.textContent = `${samples.found.length.toLocaleString("en")} of the ${run.groups.list.length.toLocaleString("en")} groups in the page.`;
+    found.textContent = `${many(samples.found.length)} of the ${many(run.groups.list.length)} groups in the page.`;
     pages.set(samples.found.length);
   };
   const sources = { all: ["training and held out"], train: ["training"], held_out: ["held out"] };
   const { answers, groups, shown_answers: here } = run.groups;
   fill(
     root,
-    el("p.note", {}, here < answers
-      ? `The page holds ${run.groups.list.length.toLocaleString("en")} of the run’s ${groups.toLocaleString("en")} groups: ${here.toLocaleString("en")} of ${answers.toLocaleString("en")} answers, spread over its steps. --rollouts N takes more (${run.groups.limit.toLocaleString("en")} was the limit, with about a kilobyte of page for each); all are in rollouts.jsonl and held_out.jsonl.`
-      : `The page holds all ${here.toLocaleString("en")} answers of the run.`),
+    el("p.note", { id: "left-out" }, here < answers
+      ? [`The page holds ${many(run.groups.list.length)} of the run’s ${many(groups)} groups: ${many(here)} of ${many(answers)} answers, spread over its steps; ${many(answers - here)} are left out. `,
+        el("code", {}, "--rollouts N"), ` takes more: the limit was ${many(run.groups.limit)} answers, and a kilobyte of page for each. All are in rollouts.jsonl and held_out.jsonl.`]
+      : `The page holds all ${many(here)} answers of the run.`),
     el("div.find", {},
       having.length > 1 ? select("sample-run", "Run ", Object.fromEntries(having.map((r) => [r.id, [r.label]])), run.id, (id) => {
         samples.run = id;

@@ -8,7 +8,7 @@ function redraw(id) {
   mount(document.querySelector(`#${id} .body`), state);
 }
 
-function everything() {
+function everything(but = []) {
   document.title = `${titleOf()} – groupline`;
   document.getElementById("title").textContent = titleOf();
   const going = view.runs.some((run) => run.status === "going");
@@ -18,7 +18,7 @@ function everything() {
     : "The page fills when the first run writes its files.";
   document.getElementById("foot").textContent = averages();
   bar();
-  for (const { id } of sections) redraw(id);
+  for (const { id } of sections) if (!but.includes(id)) redraw(id);
 }
 
 function averages() {
@@ -77,6 +77,10 @@ async function follow() {
       }
       document.getElementById("away").textContent = "";
       if (fresh.length || !began) renew();
+      else if (stale && !document.activeElement?.closest("#samples")) {
+        stale = false;
+        redraw("samples");
+      }
       if (!began) followAddress();
       began = true;
     } catch (error) {
@@ -86,12 +90,15 @@ async function follow() {
   }
 }
 
+let stale = false;
 /** Everything anew, the focus and an open drawer where they were. */
 function renew() {
   const focused = document.activeElement?.id;
   const open = [...document.querySelectorAll("details[open]")].map((node) => node.parentElement.id).filter(Boolean);
   const at = window.scrollY;
-  everything();
+  const reading = document.activeElement?.closest("#samples") !== null && samples.run !== null; // who reads is not disturbed
+  stale = reading;
+  everything(reading ? ["samples"] : []);
   for (const id of open) document.getElementById(id)?.querySelector("details")?.setAttribute("open", "");
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   window.scrollTo({ top: at, behavior: "instant" });

@@ -11,6 +11,7 @@ function short(value, digits = 3) {
   if (size && size < 1e-4) return minus(Number(value.toPrecision(2)).toExponential());
   return minus(Number(value.toPrecision(digits)));
 }
+const wholes = (value) => percent(value, 0);
 const share = (value) => (value === null || value === undefined ? "–" : percent(value));
 
 const AXES = {
@@ -47,16 +48,19 @@ function plot({ id, title, y, series, axis = "step", ylim = [], write = short, s
   const range = nice(values.filter((v) => v !== null && v !== undefined), stacked ? [0, ...ylim] : ylim);
   const span = xs.length > 1 ? [Math.min(xs[0], axis === "step" ? xs[0] : 0), xs.at(-1)] : [xs[0] - 1, xs[0] + 1];
   const { name: xName, write: xWrite } = AXES[axis];
+  const tick = write === share && range[1] - range[0] >= 0.08 ? wholes : write;
   let at = xs.length - 1;
   let pen = null;
-  const nearest = (points, x) => {
+  const nearest = ({ points, dots }, x) => {
+    if (x < points[0][0] || (x > points.at(-1)[0] && !dots)) return null; // the run had not begun, or had ended
     let [low, high] = [0, points.length - 1];
     while (high - low > 1) {
       const middle = (low + high) >> 1;
       if (points[middle][0] <= x) low = middle;
       else high = middle;
     }
-    return points[Math.abs(points[high][0] - x) < Math.abs(points[low][0] - x) ? high : low];
+    if (points[high][0] === x || (!dots && points[high][0] - x < x - points[low][0])) return points[high];
+    return points[points[high][0] < x ? high : low]; // of single points, the one before
   };
   const said = drawn.map((s) => el("span.value"));
   const where = el("span.where");
@@ -66,10 +70,10 @@ function plot({ id, title, y, series, axis = "step", ylim = [], write = short, s
     label: () => `${title}. ${y}, over ${xName}. ${drawn.map((s) => trend(s, s.write ?? write)).join("; ")}`,
     draw: (p) => {
       pen = p;
-      const edge = Math.max(...ticks(...range).map((v) => p.widthOf(write(v)))) + 12;
+      const edge = Math.max(...ticks(...range).map((v) => p.widthOf(tick(v)))) + 12;
       p.frame({
         xs: span, ys: range, xTicks: axisTicks(axis, ...span, p.width < 420 ? 3 : 6), yTicks: ticks(...range), xName, yName: y,
-        xWrite, yWrite: write, edges: { left: Math.max(44, edge), right: 16 },
+        xWrite, yWrite: tick, edges: { left: Math.max(44, edge), right: 16 },
       });
       drawn.forEach((s, i) => {
         const kind = s.kind;
@@ -92,7 +96,7 @@ function plot({ id, title, y, series, axis = "step", ylim = [], write = short, s
     mark?.remove();
     if (pen && picture.node.isConnected) mark = pen.line([[xs[at], range[0]], [xs[at], range[1]]], "cursor");
     where.textContent = words();
-    drawn.forEach((s, i) => (said[i].textContent = (s.write ?? write)(nearest(s.points, xs[at])?.[1] ?? null)));
+    drawn.forEach((s, i) => (said[i].textContent = (s.write ?? write)(nearest(s, xs[at])?.[1] ?? null)));
     const root = picture.node.firstChild;
     root.setAttribute("aria-valuenow", at);
     root.setAttribute("aria-valuetext", `${words()}: ${drawn.map((s, i) => `${s.name} ${said[i].textContent}`).join(", ")}`);

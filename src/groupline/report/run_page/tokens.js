@@ -13,7 +13,7 @@ const TINTS = {
 function clipState(g, i, k) {
   const told = g.tokens?.[i];
   if (!told) return null;
-  if (!told.trained) return "masked";
+  if (!told.trained || told.kept?.[k] === 0) return "masked";
   return ["low", "trained", "high"][(told.clipped?.[k] ?? 0) + 1];
 }
 
@@ -93,7 +93,8 @@ function showTokens(run, g, i, focus) {
     choose(k, true);
   });
   const notes = [];
-  if (lacking.length) notes.push(`Not logged for this answer: ${lacking.map((name) => TINTS[name][0]).join(", ")}. The setting log_tokens writes what the trainer knew of each token, for so many groups a step.`);
+  if (g.source === "held_out") notes.push("A held-out answer is not trained on: it has no advantage, ratio or entropy.");
+  else if (lacking.length) notes.push(`Not logged for this answer: ${lacking.map((name) => TINTS[name][0]).join(", ")}. The setting log_tokens writes what the trainer knew of each token, for so many groups a step.`);
   if (g.tokens?.[i]?.trained === false) notes.push("This answer was not trained on in its step: its advantage was 0, or it was masked.");
   if (!Object.keys(run.vocabulary).length) notes.push("No tokenizer.json was found beside the run, so tokens are shown by their numbers.");
   const head = el("h4", { id: "tokens-title", tabindex: -1 }, `Answer ${i}, token by token`);
