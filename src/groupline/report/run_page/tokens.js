@@ -4,10 +4,10 @@ const MOST = 600; // tokens at once
 const TINTS = {
   // name: [words, the value of token k of answer i, how far it shades from 0 to 1, whether it is against, how to write it]
   advantage: ["advantage", (g, i, k) => g.tokens?.[i]?.advantages?.[k] ?? g.advantage[i], (v) => Math.min(1, Math.abs(v) / 2), (v) => v < 0, (v) => signed(v, 3)],
-  logprob: ["log-prob when sampled", (g, i, k) => g.logprobs[i][k] ?? null, (v) => Math.min(1, -v / 3), () => true, (v) => `${fmt(v, 4)} (p = ${short(Math.exp(v))})`],
-  ratio: ["ratio, trained to sampled", (g, i, k) => g.tokens?.[i]?.ratio?.[k] ?? null, (v) => Math.min(1, Math.abs(Math.log(v)) / 0.4), (v) => v < 1, (v) => fmt(v, 4)],
+  logprob: ["log-prob", (g, i, k) => g.logprobs[i][k] ?? null, (v) => Math.min(1, -v / 3), () => true, (v) => `${fmt(v, 4)} (p = ${short(Math.exp(v))})`],
+  ratio: ["ratio", (g, i, k) => g.tokens?.[i]?.ratio?.[k] ?? null, (v) => Math.min(1, Math.abs(Math.log(v)) / 0.4), (v) => v < 1, (v) => fmt(v, 4)],
   entropy: ["entropy", (g, i, k) => g.tokens?.[i]?.entropy?.[k] ?? null, (v) => Math.min(1, v / 2), () => false, (v) => `${fmt(v, 4)} nats`],
-  clipped: ["clipped or masked", clipState, (v) => (v === "trained" ? 0 : 1), (v) => v !== "high", (v) => ({ trained: "in the loss, not clipped", low: "clipped at the lower bound", high: "clipped at the upper bound", masked: "not in the loss" })[v]],
+  clipped: ["clipped or masked", clipState, (v) => (v === "trained" ? 0 : 1), (v) => v !== "high", (v) => ({ trained: "no", low: "at the lower bound", high: "at the upper bound", masked: "masked, not in the loss" })[v]],
 };
 
 function clipState(g, i, k) {
@@ -41,7 +41,7 @@ function showTokens(run, g, i, focus) {
   const tell = (k) => {
     const shownText = texts[k] === "" ? "part of a character" : JSON.stringify(texts[k]);
     const facts = Object.keys(TINTS).filter(has).map((name) => [TINTS[name][0], TINTS[name][1](g, i, k), TINTS[name][4]]);
-    said.replaceChildren(el("strong", {}, `Token ${k} `), el("bdi", {}, shownText), ` (id ${g.ids[i][k]}): ${facts.map(([words, v, write]) => `${words} ${v === null ? "–" : write(v)}`).join(", ")}`);
+    said.replaceChildren(el("strong", {}, `Token ${k} `), el("bdi", {}, shownText), ` (id ${g.ids[i][k]}): ${facts.map(([words, v, write]) => `${words} ${v === null ? "–" : write(v)}`).join(" · ")}`);
   };
   const choose = (k, move) => {
     const all = strip.querySelectorAll(".tok");
@@ -99,6 +99,6 @@ function showTokens(run, g, i, focus) {
   if (!Object.keys(run.vocabulary).length) notes.push("No tokenizer.json was found beside the run, so tokens are shown by their numbers.");
   const head = el("h4", { id: "tokens-title", tabindex: -1 }, `Answer ${i}, token by token`);
   pages.set(texts.length);
-  fill(root, el("div.token-view", {}, head, colours, el("p.note", { id: "token-help" }, "Stronger colour: further from 0 (advantage, log-prob, entropy) or from 1 (ratio); orange pulls down or is unlikely. Arrow keys walk through the tokens."), said, strip, pages.node, notes.map((note) => el("p.note", {}, note))));
+  fill(root, el("div.token-view", {}, head, colours, el("p.note", { id: "token-help" }, "Log-prob: as sampled, in nats. Ratio: the trained weights’ probability to the old ones’. Stronger colour: further from 0, or from 1 (ratio); orange is pulled down, or unlikely. Arrow keys walk through the tokens."), said, strip, pages.node, notes.map((note) => el("p.note", {}, note))));
   if (focus) head.focus();
 }
