@@ -39,7 +39,7 @@ function scatter(run) {
     label: () => `Length of an answer against whether it is right, ${run.label}. ${full.map((b) => `${b[0]} to ${b[1] - 1} tokens: ${b[2]} answers, ${percent(b[3] / b[2], 0)} right`).join("; ")}`,
     draw: (p) => {
       const width = high - low || 1;
-      p.frame({ xs: [low - 0.02 * width, high + 0.02 * width], ys: [-0.12, 1.12], xTicks: ticks(low, high, p.width < 420 ? 3 : 6), yTicks: [0, 0.5, 1], yWrite: (v) => percent(v, 0), xName: "tokens of an answer", yName: "share right; dots: single answers, right above and wrong below", edges: { left: 48, right: 16 } });
+      p.frame({ xs: [low - 0.02 * width, high + 0.02 * width], ys: [-0.12, 1.12], xTicks: ticks(low, high, p.width < 420 ? 3 : 6), yTicks: [0, 0.5, 1], yWrite: (v) => percent(v, 0), xName: "tokens of an answer", yName: "share of answers right", edges: { left: 48, right: 16 } });
       points.forEach(([tokens, right], k) => p.dot(tokens, right ? 1.02 + wobble(k) : -0.02 - wobble(k), `faint ${right ? "c2" : "c1"}`, 3));
       const shares = full.map((b) => [middle(b), b[3] / b[2], b]);
       for (const [x, , b] of shares) {
@@ -52,7 +52,7 @@ function scatter(run) {
   });
   const total = bins.reduce((sum, b) => sum + b[2], 0);
   return el("div.plot", { id: `scatter-${i}-plot` }, el("h3", {}, `${several() ? `${run.label}: l` : "L"}ength against correctness`),
-    el("p.note", {}, `Line: share right of all ${total.toLocaleString("en")} training answers by length, with 95% intervals (Wilson, answers taken as independent). Dots: ${points.length.toLocaleString("en")} of them, spread evenly over the run.`),
+    el("p.note", {}, `Line: share right of all ${total.toLocaleString("en")} training answers by length, with 95% intervals (Wilson, answers taken as independent). Dots: ${points.length.toLocaleString("en")} of them, spread evenly over the run, right ones above and wrong ones below.`),
     picture.node,
     lazyTable(`scatter-${i}`, "Length against correctness", ["tokens", "answers", "right", "share right"], full.length, (k) => [`${full[k][0]}–${full[k][1] - 1}`, full[k][2], full[k][3], percent(full[k][3] / full[k][2])]));
 }
