@@ -17,7 +17,7 @@ DIGITS = 5
 
 def columns_of(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, list[Any]]:
     names = dict.fromkeys(key for row in rows for key, value in row.items() if number(value, DIGITS) is not None)
-    columns = {name: [number(row.get(name), 15) for row in rows] for name in names}
+    columns: dict[str, list[Any]] = {name: [number(row.get(name), 15) for row in rows] for name in names}
     columns["step"] = [number(row.get("step", i), 15) for i, row in enumerate(rows, 1)]
     if "seconds" not in columns and "step_time" in columns:
         columns["seconds"] = _running(columns["step_time"])

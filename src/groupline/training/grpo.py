@@ -165,8 +165,8 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
     }
     metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
     metrics = with_logged(metrics, logged)
-    tokens = token_rows(batch, groups, setup.objective, config.log_tokens) if config.log_rollouts else {}
-    folder.log(metrics, groups, batch.advantages.tolist(), tokens)
+    by_token = token_rows(batch, groups, setup.objective, config.log_tokens) if config.log_rollouts else {}
+    folder.log(metrics, groups, batch.advantages.tolist(), by_token)
     return metrics
 
 
