@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import config, plain_logprobs, rows, run, sums
+from small import config, plain_logprobs, rows, run, sums, twin
 from torch import nn
 
 from groupline.chat import encode_prompt
@@ -26,8 +26,8 @@ def entropies(model: nn.Module, prompt: list[int], answer: list[int]) -> list[fl
 def test_the_numbers_of_the_last_pass(tmp_path: Path, first: nn.Module, tokenizer: Any) -> None:
     """Two passes over one rollout: ratios of the second are those of the weights that one pass alone leaves."""
     settings = {"steps": 1, "learning_rate": 5e-3, "log_tokens": 3}
-    run(config(tmp_path / "one", **settings), first, tokenizer)
-    run(config(tmp_path / "two", **settings, num_iterations=2), first, tokenizer)
+    run(config(tmp_path / "one", **settings), twin(first), tokenizer)
+    run(config(tmp_path / "two", **settings, num_iterations=2), twin(first), tokenizer)
     after = load_model(str(tmp_path / "one" / "model"), torch.device("cpu")).eval()
     prompts = {p.id: encode_prompt(tokenizer, p.prompt, {}) for p in sums(12)}
     clipped = []
@@ -61,7 +61,7 @@ def test_groups_with_signal_come_first_and_no_more_than_asked(tmp_path: Path, fi
     judge = [Reward("some", some)]
     for count, groups in ((0, set()), (1, {1}), (2, {1, 2}), (9, {0, 1, 2})):
         folder = tmp_path / str(count)
-        run(config(folder, steps=1, log_tokens=count), first, tokenizer, rewards=judge)
+        run(config(folder, steps=1, log_tokens=count), twin(first), tokenizer, rewards=judge)
         assert {r["group"] for r in rows(folder / "rollouts.jsonl") if "tokens" in r} == groups
     dead = [r["tokens"] for r in rows(tmp_path / "9" / "rollouts.jsonl") if r["group"] == 0]
     assert dead == [{"trained": False}] * 4
@@ -72,8 +72,8 @@ def test_clipped_tokens_are_those_that_the_facts_count() -> None:
     old = torch.tensor([-1.5, -1.0, -1.0, -1.0, -0.5])
     advantages = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0])
     place = {"sequence": torch.zeros(5, dtype=torch.long), "num_sequences": 1}
-    ratio, clipped = clipped_tokens(logp, old, advantages, GRPO, **place)  # type: ignore[arg-type]
+    ratio, clipped = clipped_tokens(logp, old, advantages, GRPO.replace(beta=0.0), **place)  # type: ignore[arg-type]
     assert ratio.tolist() == pytest.approx([math.exp(x) for x in (0.5, 0.5, -1.0, 0.0, -0.5)])
     assert clipped.tolist() == [1, 0, -1, 0, 0]  # pushed further out of the bounds: the first up, the third down
-    _, facts = policy_loss(logp, old, advantages, GRPO, **place)  # type: ignore[arg-type]
+    _, facts = policy_loss(logp, old, advantages, GRPO.replace(beta=0.0), **place)  # type: ignore[arg-type]
     assert (int(facts.clip_high), int(facts.clip_low)) == (1, 1)
