@@ -9,7 +9,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from groupline.cli import settings
+from groupline.arguments import settings
+from groupline.comparison.settings import CompareConfig
 from groupline.config import RENAMED, Config, ConfigError, read_yaml
 from groupline.training.dpo import DpoConfig
 from groupline.training.ppo import PpoConfig
@@ -34,6 +35,7 @@ def from_text(tmp_path: Path, text: str) -> Config:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
 def test_recipes_load(recipe: Path) -> None:
     kinds = {"sft": SftConfig, "ppo": PpoConfig, "dpo": DpoConfig, "reward_model": RewardModelConfig}
+    kinds |= {"compare": CompareConfig}
     kind = next((kind for name, kind in kinds.items() if name in recipe.name), Config)
     loaded = kind.load(recipe)
     assert loaded.output_dir != kind().output_dir  # a recipe names its own folder

@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Positive",
+    "ResumableSettings",
     "RunSettings",
     "Settings",
     "explain_unknown",
@@ -81,12 +82,19 @@ class RunSettings(Settings):
     steps: Positive = 100
     """Rollouts; each gives num_iterations optimiser steps."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Of AdamW, after the warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up: stays, or falls to 0 by the last update."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the learning rate rises from 0."""
     weight_decay: NonNegative = 0.0
+    """Of AdamW."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
     max_grad_norm: NonNegative = 1.0
     """Gradients are clipped to this global norm; 0 turns clipping off."""
     micro_batch_tokens: Positive | None = None
@@ -95,9 +103,11 @@ class RunSettings(Settings):
 
     # Run
     output_dir: str = "runs/run"
+    """The run's folder."""
     overwrite: bool = False
     """Delete an earlier run in the same folder instead of refusing."""
     seed: int = 0
+    """Of draws, problem order, a fresh adapter and a new model."""
 
     # Trackers
     report_to: tuple[str, ...] = ()
@@ -113,7 +123,24 @@ class RunSettings(Settings):
         return tracker_names(value)
 
 
-class Config(RunSettings):
+class ResumableSettings(RunSettings):
+    """What every run has that trains: checkpoints, and going on from one."""
+
+    # Checkpoints
+    save_steps: int = Field(default=100, ge=0)
+    """Write a checkpoint every so many steps; 0: none."""
+    save_total_limit: Positive | None = 2
+    """Most checkpoints kept; older ones are deleted, the newest whole one never. None keeps all."""
+    resume: bool | str = False
+    """Continue the run in output_dir from its newest whole checkpoint, or from the checkpoint folder named."""
+
+    @field_validator("resume", mode="before")
+    @classmethod
+    def _truth(cls, value: Any) -> Any:
+        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class Config(ResumableSettings):
     """Every setting of a GRPO run."""
 
     # Rewards
@@ -134,8 +161,11 @@ class Config(RunSettings):
     temperature: float = 1.0
     """Logits are divided by it, in sampling and in training alike."""
     top_p: Fraction01 = 1.0
+    """Draw from the smallest set of tokens whose probability reaches it; 1: all."""
     top_k: int = Field(default=0, ge=0)
+    """Draw from the k most probable tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens less probable than this times the most probable one; 0: none."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer."""
     max_rows: Positive = 256
@@ -151,6 +181,7 @@ class Config(RunSettings):
     epsilon: float | None = Field(default=None, ge=0, lt=1)
     """Lower clip bound (and upper, unless epsilon_high is given)."""
     epsilon_high: NonNegative | None = None
+    """Upper clip bound."""
     delta: float | None = Field(default=None, gt=1)
     """Upper bound of the ratio before clipping, for either sign of the advantage."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
@@ -176,6 +207,7 @@ class Config(RunSettings):
     eval_every: int = Field(default=0, ge=0)
     """Also evaluate every so many steps; 0: only before and after."""
     eval_temperature: float = Field(default=1.0, ge=0)
+    """Temperature of held-out answers, drawn without filters; 0: greedy."""
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
@@ -183,19 +215,6 @@ class Config(RunSettings):
     """Groups a step whose answers are logged with what the trainer knew of each token; 0: none."""
     stop_on_alarm: bool = False
     """End the run, its model saved, when an alarm says that it is broken."""
-
-    # Checkpoints
-    save_steps: int = Field(default=100, ge=0)
-    """Write a checkpoint every so many steps; 0: none."""
-    save_total_limit: Positive | None = 2
-    """Most checkpoints kept; older ones are deleted, the newest whole one never. None keeps all."""
-    resume: bool | str = False
-    """Continue the run in output_dir from its newest whole checkpoint, or from the checkpoint folder named."""
-
-    @field_validator("resume", mode="before")
-    @classmethod
-    def _truth(cls, value: Any) -> Any:
-        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

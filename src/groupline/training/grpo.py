@@ -96,6 +96,7 @@ def run(
         except NonFinite as error:
             results["error"] = str(error)
             if hooks.keeps_model:
+                method.save(setup, folder.path)
                 folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
                 saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
                 raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
@@ -103,6 +104,8 @@ def run(
             raise
         except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
             raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
+        if hooks.keeps_model:
+            method.save(setup, folder.path)
         kept = setup.policy if hooks.keeps_model else None
         folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
         return results
