@@ -210,7 +210,7 @@ def test_tokens_and_what_is_known_of_each(opened: Opened) -> None:
     assert "clipped or masked at the upper bound" in opened.text("#token-said")
     assert '"·"' not in opened.text("#token-said")
     shades = """(all) => all.map((x) => Number(x.style.getPropertyValue("--shade")))"""
-    for name, expected in (("clipped", [0, 1, 1]), ("entropy", [0.05, 0.1, 0.15]), ("advantage", [0.25] * 3)):
+    for name, expected in (("clipped", [0, 1, 1]), ("entropy", [0.1, 0.2, 0.3]), ("advantage", [0.25] * 3)):
         page.locator(f"#tint-{name}").check(force=True)
         assert page.locator(".tok").evaluate_all(shades) == pytest.approx(expected)
     page.click("#open-1")

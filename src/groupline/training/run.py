@@ -91,7 +91,7 @@ def clear_unsaved(folder: Path) -> None:
 
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
-    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb")
+    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb", "report.html")
     return path.name in own or path.name.startswith((".checkpoint-", ".model-", ".value_model-"))
 
 

@@ -4,9 +4,9 @@ const MOST = 600; // tokens at once
 const TINTS = {
   // name: [words, the value of token k of answer i, how far it shades from 0 to 1, whether it is against, how to write it]
   advantage: ["advantage", (g, i, k) => g.tokens?.[i]?.advantages?.[k] ?? g.advantage[i], (v) => Math.min(1, Math.abs(v) / 2), (v) => v < 0, (v) => signed(v, 3)],
-  logprob: ["log-prob", (g, i, k) => g.logprobs[i][k] ?? null, (v) => Math.min(1, -v / 3), () => true, (v) => `${fmt(v, 4)} (p = ${short(Math.exp(v))})`],
+  logprob: ["log-prob", (g, i, k) => g.logprobs[i][k] ?? null, (v) => Math.min(1, -v / 2), () => true, (v) => `${fmt(v, 4)} (p = ${short(Math.exp(v))})`],
   ratio: ["ratio", (g, i, k) => g.tokens?.[i]?.ratio?.[k] ?? null, (v) => Math.min(1, Math.abs(Math.log(v)) / 0.4), (v) => v < 1, (v) => fmt(v, 4)],
-  entropy: ["entropy", (g, i, k) => g.tokens?.[i]?.entropy?.[k] ?? null, (v) => Math.min(1, v / 2), () => false, (v) => `${fmt(v, 4)} nats`],
+  entropy: ["entropy", (g, i, k) => g.tokens?.[i]?.entropy?.[k] ?? null, (v) => Math.min(1, v), () => false, (v) => `${fmt(v, 4)} nats`],
   clipped: ["clipped or masked", clipState, (v) => (v === "trained" ? 0 : 1), (v) => v !== "high", (v) => ({ trained: "no", low: "at the lower bound", high: "at the upper bound", masked: "masked, not in the loss" })[v]],
 };
 
