@@ -13,9 +13,10 @@ from groupline.arguments import settings
 from groupline.comparison.settings import CompareConfig
 from groupline.config import RENAMED, Config, ConfigError, read_yaml
 from groupline.training.dpo import DpoConfig
+from groupline.training.judges import judges_of
 from groupline.training.ppo import PpoConfig
 from groupline.training.reward_model import RewardModelConfig
-from groupline.training.setup import judges_of, objective_of
+from groupline.training.setup import objective_of
 from groupline.training.sft import SftConfig
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))

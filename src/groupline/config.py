@@ -156,6 +156,10 @@ class Config(ResumableSettings):
     """Different prompts a step."""
     num_generations: int = 8
     """Answers to each prompt: the group."""
+    dynamic_sampling: int = Field(default=0, ge=0)
+    """Most rounds in which groups without signal are replaced by groups of other prompts; 0: they stay."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """Answers within so many tokens of max_completion_length lose reward, up to 1 at the limit; 0: none do."""
     max_completion_length: Positive = 256
     """Most tokens of an answer."""
     temperature: float = 1.0
@@ -178,6 +182,10 @@ class Config(ResumableSettings):
     """A row of `groupline.objective.OBJECTIVES`."""
     beta: NonNegative | None = None
     """Weight of the KL penalty to the starting policy; the row's own by default."""
+    kl: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of that KL; the row's own by default."""
+    kl_place: Literal["loss", "reward"] | None = None
+    """Whether the penalty is in each token's loss or taken from the answer's reward; the row's own by default."""
     epsilon: float | None = Field(default=None, ge=0, lt=1)
     """Lower clip bound (and upper, unless epsilon_high is given)."""
     epsilon_high: NonNegative | None = None
@@ -239,6 +247,13 @@ class Config(ResumableSettings):
         timeouts = self.reward_timeouts
         if given is not None and timeouts is not None and len(given) != len(timeouts):
             problems.append(f"{len(given)} rewards but {len(timeouts)} reward_timeouts; give one for each, or null")
+        if self.dynamic_sampling and self.objective == "ppo":
+            problems.append("dynamic_sampling replaces groups whose answers are all rewarded alike; PPO compares none")
+        if self.overlong_buffer > self.max_completion_length:
+            problems.append(
+                f"overlong_buffer is {self.overlong_buffer}; it can be no more than max_completion_length, "
+                f"{self.max_completion_length}"
+            )
         if self.rewards == ():
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:

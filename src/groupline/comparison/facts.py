@@ -58,7 +58,8 @@ def row(config: CompareConfig, seed: int, name: str, folder: Path, stages: Seque
         steps, settings = list(read_jsonl(folder / name / "metrics.jsonl")), usage[name]["settings"]
         drawn = sum(int(m["num_completion_tokens"]) for m in steps)
         updates = len(steps) * settings["num_iterations"] * settings["updates_per_pass"]
-        samples += len(steps) * settings["prompts_per_step"] * settings["num_generations"]
+        groups = sum(settings["prompts_per_step"] + int(m.get("groups/replaced", 0)) for m in steps)
+        samples += groups * settings["num_generations"]
         generated, trained = generated + drawn, drawn * settings["num_iterations"]
         other += updates if "value" in models else 0
     judged = name not in (SFT, DPO, RLHF)

@@ -23,7 +23,8 @@ from groupline.runlog import write_json
 from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems
 from groupline.training.collect import encode_problems
-from groupline.training.setup import eval_sampling_of, judges_of, prompt_limit
+from groupline.training.judges import judges_of
+from groupline.training.setup import eval_sampling_of, prompt_limit
 from groupline.training.step import Scorer
 
 ROW_TOKENS = 8192  # of a pass that scores answers, unless micro_batch_tokens is set

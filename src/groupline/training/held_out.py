@@ -14,7 +14,8 @@ from groupline.rewards import reward_notes
 from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems
 from groupline.training.collect import encode_problems
-from groupline.training.setup import eval_sampling_of, judges_of, prompt_limit
+from groupline.training.judges import judges_of
+from groupline.training.setup import eval_sampling_of, prompt_limit
 
 KS = (1, 2, 4, 8, 16, 32, 64)
 

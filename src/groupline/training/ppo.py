@@ -79,6 +79,11 @@ class PpoConfig(Config):
                 f"{' and '.join(given)} concern a group's advantages, and PPO's come from the value model; leave them "
                 "out (whiten_advantages is what scales these)"
             )
+        if self.kl not in (None, PPO.kl) or self.kl_place not in (None, PPO.kl_place):
+            raise ValueError(
+                f"kl is {self.kl or PPO.kl} and kl_place {self.kl_place or PPO.kl_place}, and PPO takes {PPO.kl} from the "
+                f"{PPO.kl_place}, token by token; leave them out"
+            )
         return self
 
 
