@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from groupline import commands
 from groupline.arguments import numbers, settings, switch, take
 from groupline.config import Config
+from groupline.parallel.mesh import Elsewhere, RankLost, is_main, refuse_ranks
 from groupline.report.ability import ability_table, write_ability
 from groupline.report.comparison import comparison_table, write_comparison
 from groupline.report.curves import write_curves
@@ -37,6 +38,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline report RUN [RUN...]                       a page of runs: curves, held-out problems, answers, alarms
   groupline audit-reward FUNCTION                     what a judge gives to adversarial answers
   groupline probe [CONFIG.yaml] [--key value ...]     the share of groups that would teach, by group size
+  groupline plan  [CONFIG.yaml] [--key value ...]     memory by part, seconds a step, budgets that fit; loads no weights
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
   groupline explain [--out FILE] [--lang en|zh]       the method as a page to play with, in the browser
 
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
         "dpo": _dpo, "compare": _compare, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
         "doctor": commands.doctor, "report": commands.report, "audit-reward": commands.audit_reward,
-        "probe": commands.probe, "explain": _explain,
+        "probe": commands.probe, "plan": commands.plan, "explain": _explain,
     }  # fmt: skip
     if args[0] not in known:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)
@@ -65,11 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _quiet_libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:
+        if args[0] != "train":
+            refuse_ranks(f"groupline {args[0]}")
         return known[args[0]](args[1:])
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError, RankLost, Elsewhere) as error:
         if os.environ.get("GROUPLINE_TRACEBACK"):
             raise
-        print(f"groupline {args[0]}: {error}", file=sys.stderr)
+        if is_main() or isinstance(error, RankLost):  # any other one rank 0 raises too
+            print(f"groupline {args[0]}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"groupline {args[0]}: interrupted", file=sys.stderr)
@@ -108,6 +113,8 @@ def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any
 
     with Display() as display:
         results = method(config, display.say)
+    if not is_main():
+        return 130 if results["interrupted"] else 0
     run = Path(config.output_dir)
     figures = _figures(lambda: write_curves(run))
     if figures.startswith("no"):

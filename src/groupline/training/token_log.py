@@ -14,18 +14,21 @@ from groupline.records import Group
 DIGITS = 5
 
 
-def token_rows(batch: Batch, groups: Sequence[Group], objective: Objective, count: int) -> dict[int, dict[str, Any]]:
+def token_rows(
+    batch: Batch, groups: Sequence[Group], objective: Objective, count: int, whole: bool = True
+) -> dict[int, dict[str, Any]]:
     """Place of an answer in the step -> its row's `tokens`, for the first `count` groups with signal, or else the first.
 
     `trained`: whether it was in the loss; if so a list each, a number a token: `logprobs` and `entropy` (nats) of the last
     training pass; `ratio`, to the log-probs that the update compares with, by the objective's rule; `clipped`, -1 at the
     lower bound, 1 at the upper one, 0 otherwise, and only if any is; `advantages`, only where they differ; `kept`, 0 where
-    the token's policy term is left out, only if any is.
+    the token's policy term is left out, only if any is. whole: whether the batch is all of the step's; with several
+    processes each has its own answers, and of others nothing is said.
     """
     size = len(groups[0].rollouts)
     order = sorted(range(len(groups)), key=lambda b: not groups[b].has_signal)[:count]
     wanted = {b * size + i for b in order for i in range(size)}
-    rows: dict[int, dict[str, Any]] = {place: {"trained": False} for place in sorted(wanted)}
+    rows: dict[int, dict[str, Any]] = {place: {"trained": False} for place in sorted(wanted)} if whole else {}
     for micro in batch.micro_batches:
         if wanted.isdisjoint(micro.answers) or micro.logp is None:  # the run ended before this part's update
             continue
