@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from groupline.models.memory import free_memory
 from groupline.models.packing import PackedRow, causal_lm, pack
-from groupline.objective import Objective, group_advantages, token_weights
+from groupline.objective import Correction, Objective, group_advantages, token_weights
 from groupline.records import Completion, Group
 
 # Row tokens of a micro-batch: products are slower below the first and no faster above the second (above MOST_ON_CPU on
@@ -29,7 +29,8 @@ class MicroBatch:
     """One packed row and what its tokens are trained with.
 
     old_logp and ref_logp [M] are filled by the trainer: by the first pass (or the sampler), and by the reference pass.
-    importance [M], if any, multiplies the policy term and not the KL. old_values and returns [M] are PPO's.
+    importance [M], if any, multiplies the policy term and not the KL. correction:
+    how tokens of another engine are weighed. old_values and returns [M] are PPO's.
     answers: places of the row's answers in the step, group by group. part: number of the update that it belongs to.
     """
 
@@ -41,6 +42,7 @@ class MicroBatch:
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
     importance: Tensor | None = None
+    correction: Correction | None = None
     old_values: Tensor | None = None
     returns: Tensor | None = None
     part: int = 0

@@ -142,6 +142,31 @@ class Config(RunSettings):
     """Most answers decoded at once."""
     cache_gib: float | None = Field(default=None, gt=0)
     """Budget for cached keys and values; a quarter of the free memory by default."""
+    sampler: Literal["engine", "vllm"] = "engine"
+    """What draws the answers: the engine in this process, or a vLLM server."""
+    sampler_correction: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "auto"
+    )
+    """Importance weights where the sampler's log-probs differ from the trainer's by more than rounding; auto:
+    token_truncate for a vLLM server, none for the engine."""
+    sampler_correction_cap: Annotated[float, Field(gt=1)] = 3.0
+    """Largest importance weight; beyond it a token, or answer, is held at it or left out."""
+    vllm_url: str | None = None
+    """A server that runs already; by default one is started for the run and ended with it."""
+    vllm_python: str | None = None
+    """Python of the environment that has vLLM, for the server that is started; `python` by default."""
+    vllm_args: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`."""
+    vllm_sync: Literal["auto", "weights", "adapter"] = "auto"
+    """What is handed to the server after a step: all weights, or the LoRA adapter alone where that can be."""
+    vllm_tolerance: float | None = Field(default=None, gt=0)
+    """Most that the server's log-probs may differ from the trainer's after weights were handed over, in nats."""
+    vllm_start_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Most seconds until a server that is started can answer."""
+    vllm_timeout: Annotated[float, Field(gt=0)] = 1800.0
+    """Most seconds that one request may take."""
+    vllm_restarts: int = Field(default=1, ge=0)
+    """How often in a run a server that died is started again."""
 
     # Objective
     objective: str = "grpo"
@@ -195,6 +220,10 @@ class Config(RunSettings):
     def _truth(cls, value: Any) -> Any:
         return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
+    @property
+    def _filters(self) -> bool:
+        return bool(self.top_p < 1 or self.top_k or self.min_p)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
@@ -207,7 +236,7 @@ class Config(RunSettings):
                 f"temperature is {self.temperature}: greedy answers of a group are all equal, so nothing could be learned; "
                 "use a positive one (eval_temperature may be 0)"
             )
-        if self.old_logprobs == "sampler" and (self.top_p < 1 or self.top_k or self.min_p):
+        if self.old_logprobs == "sampler" and self._filters:
             problems.append(
                 "old_logprobs is sampler, but top_p, top_k or min_p make the sampler's log-probs those of another "
                 "distribution; use old_logprobs: recompute, or no filter"
@@ -222,6 +251,15 @@ class Config(RunSettings):
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:
             problems.append("lora_alpha is set but lora_r is 0; set lora_r to train an adapter")
+        if self.sampler_correction not in ("auto", "off") and (self.old_logprobs == "sampler" or self._filters):
+            problems.append(
+                f"sampler_correction is {self.sampler_correction}, but with old_logprobs: sampler the ratio itself "
+                "corrects, and under top_p, top_k or min_p the sampler's log-probs are of another distribution; use off"
+            )
+        if self.sampler == "engine":
+            ours = {k: f.default for k, f in type(self).model_fields.items() if k.startswith("vllm_")}
+            idle = [k for k, default in ours.items() if getattr(self, k) != default]
+            problems += [f"{k} is set, but the sampler is the engine; set sampler: vllm" for k in idle]
         if problems:
             raise ValueError("; ".join(problems))
         return self

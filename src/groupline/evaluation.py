@@ -8,12 +8,12 @@ from typing import Any
 from groupline.metrics import bootstrap_interval, pass_at_k, wilson_interval
 from groupline.records import Group, SamplingParams
 from groupline.rewards import Reward
-from groupline.sampling import Engine
+from groupline.sampling import Sampler
 from groupline.training.collect import Prompted, collect
 
 
 def evaluate(
-    engine: Engine,
+    engine: Sampler,
     tokenizer: Any,
     problems: Sequence[Prompted],
     rewards: Sequence[Reward],

@@ -20,6 +20,8 @@ from groupline.objective.presets import (
 )
 from groupline.objective.ratios import (
     LOG_RATIO_BOUND,
+    Correction,
+    effective_share,
     sequence_product_ratio,
     sequence_ratio,
     sequence_sum,
@@ -41,12 +43,14 @@ __all__ = [
     "PPO",
     "REINFORCE",
     "RLOO",
+    "Correction",
     "Objective",
     "PolicyFacts",
     "PreferenceFacts",
     "add_kl_to_reward",
     "bradley_terry_loss",
     "dpo_loss",
+    "effective_share",
     "explained_variance",
     "gae",
     "get_objective",

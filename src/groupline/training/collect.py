@@ -12,7 +12,7 @@ from groupline.chat import completion_text, encode_prompt, prompt_text, template
 from groupline.config import ConfigError, RunSettings
 from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
 from groupline.rewards import Judging, Reward
-from groupline.sampling import Engine
+from groupline.sampling import Sampler
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ProblemStream:
 
 def collect(
     prompted: Sequence[Prompted],
-    engine: Engine,
+    engine: Sampler,
     tokenizer: Any,
     rewards: Sequence[Reward],
     n: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from groupline.training.alarming import Alarms
 from groupline.training.card import model_card
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import collect
+from groupline.training.correction import verdict
 from groupline.training.hooks import Hooks
 from groupline.training.method import Method
 from groupline.training.optim import NonFinite
@@ -65,7 +67,7 @@ def run(
     plan = setup.plan + method.plan()
     if config.resume is True and found is None:
         clear_unsaved(Path(config.output_dir))
-    with RunFolder(config, found.state["files"] if found else None, sinks) as folder:
+    with RunFolder(config, found.state["files"] if found else None, sinks) as folder, closing(setup.engine):
         (folder.path / PLAN).write_text(plan + "\n", encoding="utf-8")
         keeper = Keeper(setup, folder, method, origin, found.folder if found else None)
         alarms = Alarms(setup, folder, say, results["held_out"]["history"])
@@ -78,6 +80,8 @@ def run(
                 metrics = _step(setup, folder, step, hooks, method)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics) + method.words(metrics))
+                if config.sampler == "vllm" and step == (found.step if found else 0):
+                    say(verdict(metrics, config))
                 alarms.step(metrics)
                 last = step + 1 == config.steps or hooks.stop or alarms.stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):

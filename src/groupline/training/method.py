@@ -13,6 +13,7 @@ from groupline.models.memory import Weights, weights_of
 from groupline.objective import Objective, kl_estimate
 from groupline.records import Group
 from groupline.training.checkpoint import Checkpoint
+from groupline.training.correction import correction_facts, correction_of
 from groupline.training.setup import Setup
 from groupline.training.step import fill_old, fill_reference, train_step
 
@@ -52,7 +53,8 @@ class Method:
     def update(self, setup: Setup, part: Batch) -> dict[str, float]:
         """One optimiser step."""
         comparable = not setup.sampling.filters
-        return train_step(setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=comparable)
+        facts = train_step(setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=comparable)
+        return facts | correction_facts(part.micro_batches)
 
     def models(self, setup: Setup) -> dict[str, Weights]:
         """Every model that training holds in memory, each weight counted under the first that has it."""
@@ -99,6 +101,8 @@ def build(
 def set_old(setup: Setup, batch: Batch) -> None:
     """The ratio's denominators, unless the first pass may keep its own."""
     config = setup.config
+    for micro in batch.micro_batches:
+        micro.correction = correction_of(config)
     if config.old_logprobs == "sampler":
         for micro in batch.micro_batches:
             micro.old_logp = micro.sampler_logp

@@ -19,6 +19,7 @@ from groupline.config import Config, ConfigError, RunSettings
 from groupline.models.load import save_model
 from groupline.records import Group
 from groupline.runlog import JsonlWriter, write_json
+from groupline.training.samplers import VLLM_FOLDER
 from groupline.training.setup import Setup
 from groupline.training.sinks import IDS, Sinks, Status, held_out_numbers, last_step, run_info
 
@@ -81,7 +82,7 @@ def clear_unsaved(folder: Path) -> None:
 
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
-    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb")
+    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb", VLLM_FOLDER)
     return path.name in own or path.name.startswith((".checkpoint-", ".model-"))
 
 
