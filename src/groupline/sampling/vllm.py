@@ -210,6 +210,7 @@ class VllmSampler:
         gib = self.options.cache_gib or (1.0 if on_cpu else None)
         needed = ["--dtype", DTYPES[dtype], "--max-num-seqs", str(self.options.max_rows), "--seed", "0"]
         needed += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching"]
+        needed.append("--enable-scale-out")  # the routes for token ids
         if gib is not None:
             needed += ["--kv-cache-memory-bytes", str(int(gib * 2**30))]
         if on_cpu:

