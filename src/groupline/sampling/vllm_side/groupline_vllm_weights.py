@@ -49,6 +49,11 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
     def start_weight_update(self) -> None:
         # Named before they are taken apart: a tied head is no weight of its own.
         self.wanted = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
+        owners: dict[int, list[torch.nn.Module]] = {}
+        for module in self.model.modules():
+            for parameter in module.parameters(recurse=False):
+                owners.setdefault(id(parameter), []).append(module)
+        self.tied = [module for sharing in owners.values() for module in sharing[1:]]
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, str]) -> None:
@@ -68,6 +73,12 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        # A layer that shares its weight gets none of its own from a checkpoint, so vLLM does not process it again, and on
+        # a CPU a tied head would go on with the weight that was packed for its product before.
+        for layer in self.tied:
+            method = getattr(layer, "quant_method", None)
+            if hasattr(method, "process_weights_after_loading"):
+                method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         pass
