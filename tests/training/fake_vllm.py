@@ -126,6 +126,9 @@ class Routes(BaseHTTPRequestHandler):
                 self.close_connection = True
                 self.connection.close()
                 return
+        if asked["temperature"] == 0 and asked["n"] > 1:
+            self.say({"error": {"message": "n must be 1 when using greedy sampling"}}, 400)
+            return
         engine = server.engines[body.get("model") or ""]
         engine.eos_ids = frozenset(asked["stop_token_ids"])
         raw = "raw_logprobs" in server.faults

@@ -19,7 +19,7 @@ from groupline.models.load import end_ids
 from groupline.records import Completion, SamplingParams
 from groupline.sampling.draft import Drafts, OnGroup
 from groupline.sampling.sampler import SamplerError, checked
-from groupline.sampling.vllm_answers import Answers, read_answers, request_of
+from groupline.sampling.vllm_answers import Answers, drawn_of, read_answers, request_of
 from groupline.sampling.vllm_http import WIDTH, ServerFailed, ServerGone, VllmHttp
 from groupline.sampling.vllm_publish import Publisher
 from groupline.sampling.vllm_server import VllmServer
@@ -132,7 +132,7 @@ class VllmSampler:
         def asked(prompt: int) -> Answers:
             key = f"{drafts.seed}|{drafts.keys[prompt]}"
             seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 2
-            body = request_of(drafts.params, drafts.n, seed, drafts.eos_ids.tolist())
+            body = request_of(drafts.params, drawn_of(drafts), seed, drafts.eos_ids.tolist())
             said = client.generate(drafts.prompts[prompt], body, self._adapter)
             return read_answers(said, client, drafts, prompt, str(self.version), self._adapter)
 

@@ -43,6 +43,11 @@ def request_of(params: SamplingParams, n: int, seed: int, eos_ids: Sequence[int]
     }
 
 
+def drawn_of(drafts: Drafts) -> int:
+    """How many answers to a prompt are asked for: greedy ones are all equal, and the server refuses to repeat them."""
+    return 1 if drafts.params.temperature == 0 else drafts.n
+
+
 @dataclass(frozen=True)
 class Answers:
     """The n answers to one prompt. drawn: ids and their log-probs under the distribution they were drawn from; plain:
@@ -94,8 +99,8 @@ def read_answers(
     if adapter is not None and said.get("model") != adapter:
         raise StaleAnswer(f"{where}: the answers come from {said.get('model')!r}; asked was {adapter!r}")
     choices = sorted(said.get("choices") or (), key=lambda choice: choice["index"])
-    if [choice["index"] for choice in choices] != list(range(drafts.n)):
-        raise SamplerError(f"{where}: {drafts.n} answers were asked for, and {len(choices)} came")
+    if [choice["index"] for choice in choices] != list(range(drawn_of(drafts))):
+        raise SamplerError(f"{where}: {drawn_of(drafts)} answers were asked for, and {len(choices)} came")
     drawn, ends = [], []
     for number, choice in enumerate(choices):
         ids = [int(i) for i in choice.get("token_ids") or ()]
@@ -115,7 +120,8 @@ def read_answers(
         ends.append((reason, stop if isinstance(stop, str) else None))
     params = drafts.params
     if params.temperature == 0:  # the server gives the plain model's, and a greedy choice is certain
-        return Answers(prompt, [(ids, [0.0] * len(ids)) for ids, _ in drawn], [logp for _, logp in drawn], ends)
+        [(ids, logp)] = drawn
+        return Answers(prompt, [(ids, [0.0] * len(ids))] * drafts.n, [logp] * drafts.n, ends * drafts.n)
     same = not plain or (params.temperature == 1 and not params.filters)
     undone = [logp if same else _scored(client, drafts.prompts[prompt], ids, adapter) for ids, logp in drawn]
     return Answers(prompt, drawn, undone, ends)
