@@ -14,8 +14,9 @@ from groupline.records import Group
 from groupline.rewards import reward_notes
 from groupline.tasks.source import training_problems
 from groupline.training.collect import collect, encode_problems
+from groupline.training.judges import judges_of
 from groupline.training.samplers import sampler_of
-from groupline.training.setup import judges_of, prompt_limit, sampling_of
+from groupline.training.setup import prompt_limit, sampling_of
 from groupline.training.summary import summarise
 
 SIZES = (2, 4, 8, 16)
