@@ -77,7 +77,7 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
         # a CPU a tied head would go on with the weight that was packed for its product before.
         for layer in self.tied:
             method = getattr(layer, "quant_method", None)
-            if hasattr(method, "process_weights_after_loading"):
+            if method is not None and hasattr(method, "process_weights_after_loading"):
                 method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
