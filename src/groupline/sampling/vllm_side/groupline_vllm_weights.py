@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -46,14 +47,17 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
     def init_transfer_engine(self, init_info: FilesInit) -> None:
         pass
 
-    def start_weight_update(self) -> None:
-        # Named before they are taken apart: a tied head is no weight of its own.
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # Looked at while the model is whole: an update takes it apart, and then a tied head seems a weight of its own.
         self.wanted = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
         owners: dict[int, list[torch.nn.Module]] = {}
         for module in self.model.modules():
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(id(parameter), []).append(module)
         self.tied = [module for sharing in owners.values() for module in sharing[1:]]
+
+    def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, str]) -> None:
@@ -63,7 +67,16 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FilesUpdate) -> None:
-        """Raises ValueError, naming them, if the folder lacks some of the model's weights."""
+        """Raises ValueError, naming them, if the folder lacks some of the model's weights; the model is then unusable, and
+        the next update starts anew.
+        """
+        try:
+            self._load(update_info)
+        except BaseException:
+            finalize_layerwise_reload(self.model, self.model_config)  # or half a layer would wait for its other half
+            raise
+
+    def _load(self, update_info: FilesUpdate) -> None:
         loaded = self.model.load_weights(_tensors(Path(update_info.folder)))
         missing = sorted(self.wanted - loaded) if loaded is not None else []
         if missing:
