@@ -80,8 +80,11 @@ class Real:
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     made = Real(tmp_path_factory.mktemp("vllm"))
-    yield made
-    made.sampler.close()
+    try:
+        made.sampler.generate(PROMPTS[:1], 1, SamplingParams(max_new_tokens=1))  # starts it
+        yield made
+    finally:
+        made.sampler.close()
 
 
 def test_it_starts_and_agrees_with_the_trainer(real: Real) -> None:

@@ -44,9 +44,6 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
     init_info_cls = FilesInit
     update_info_cls = FilesUpdate
 
-    def init_transfer_engine(self, init_info: FilesInit) -> None:
-        pass
-
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         # Looked at while the model is whole: an update takes it apart, and then a tied head seems a weight of its own.
@@ -56,6 +53,9 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(id(parameter), []).append(module)
         self.tied = [module for sharing in owners.values() for module in sharing[1:]]
+
+    def init_transfer_engine(self, init_info: FilesInit) -> None:
+        pass
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
