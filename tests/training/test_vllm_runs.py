@@ -83,6 +83,15 @@ def test_settings_of_a_server_without_one(changes: dict[str, Any], named: str) -
         Config(**changes)
 
 
+def test_several_ranks_are_refused(
+    model: nn.Module, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="sampler is vllm and several ranks train"):
+        prepare(config(tmp_path / "run", sampler="vllm"), lambda line: None, model=model, tokenizer=tokenizer,
+                problems=[{"prompt": "1+1=", "answer": "2"}], held_out=[])  # fmt: skip
+
+
 def test_an_adapter_that_there_is_not(model: nn.Module, tokenizer: Any, tmp_path: Path) -> None:
     asked = config(tmp_path / "run", sampler="vllm", vllm_sync="adapter")
     with pytest.raises(ConfigError, match="vllm_sync is adapter, and there is no fresh adapter"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,8 @@ def make_sampler(
             dtype=precision.sampling,
             notify=say,
         )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("sampler is vllm and several ranks train; each would start a server: train in one process")
     from groupline.sampling.vllm import VllmOptions, VllmSampler
 
     base = _base(config, policy, named)
