@@ -13,6 +13,7 @@ from groupline.settings import (
     NonNegative,
     Positive,
     Settings,
+    VllmSettings,
     explain_unknown,
     read_recipe,
     read_yaml,
@@ -140,7 +141,7 @@ class ResumableSettings(RunSettings):
         return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
-class Config(ResumableSettings):
+class Config(VllmSettings, ResumableSettings):
     """Every setting of a GRPO run."""
 
     # Rewards
@@ -176,31 +177,6 @@ class Config(ResumableSettings):
     """Most answers decoded at once."""
     cache_gib: float | None = Field(default=None, gt=0)
     """Budget for cached keys and values; a quarter of the free memory by default."""
-    sampler: Literal["engine", "vllm"] = "engine"
-    """What draws the answers: the engine in this process, or a vLLM server."""
-    sampler_correction: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
-        "auto"
-    )
-    """Importance weights where the sampler's log-probs differ from the trainer's by more than rounding; auto:
-    token_truncate for a vLLM server, none for the engine."""
-    sampler_correction_cap: Annotated[float, Field(gt=1)] = 3.0
-    """Largest importance weight; beyond it a token, or answer, is held at it or left out."""
-    vllm_url: str | None = None
-    """A server that runs already; by default one is started for the run and ended with it."""
-    vllm_python: str | None = None
-    """Python of the environment that has vLLM, for the server that is started; `python` by default."""
-    vllm_args: tuple[str, ...] = ()
-    """Further arguments of `vllm serve`."""
-    vllm_sync: Literal["auto", "weights", "adapter"] = "auto"
-    """What is handed to the server after a step: all weights, or the LoRA adapter alone where that can be."""
-    vllm_tolerance: float | None = Field(default=None, gt=0)
-    """Most that the server's log-probs may differ from the trainer's after weights were handed over, in nats."""
-    vllm_start_timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Most seconds until a server that is started can answer."""
-    vllm_timeout: Annotated[float, Field(gt=0)] = 1800.0
-    """Most seconds that one request may take."""
-    vllm_restarts: int = Field(default=1, ge=0)
-    """How often in a run a server that died is started again."""
 
     # Objective
     objective: str = "grpo"
@@ -247,6 +223,14 @@ class Config(ResumableSettings):
     stop_on_alarm: bool = False
     """End the run, its model saved, when an alarm says that it is broken."""
 
+    # Memory, and several processes
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs for the backward pass, which computes the rest again: less memory, a third more time."""
+    parallel: Literal["auto", "replicate", "fsdp"] = "auto"
+    """With torchrun: every process has a copy of the model, or a share of it (FSDP2); auto shares what does not fit."""
+    rank_timeout: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds that one process may keep the others waiting; then the run ends and says who waited for whom."""
+
     @property
     def _filters(self) -> bool:
         return bool(self.top_p < 1 or self.top_k or self.min_p)
@@ -290,10 +274,6 @@ class Config(ResumableSettings):
                 f"sampler_correction is {self.sampler_correction}, but with old_logprobs: sampler the ratio itself "
                 "corrects, and under top_p, top_k or min_p the sampler's log-probs are of another distribution; use off"
             )
-        if self.sampler == "engine":
-            ours = {k: f.default for k, f in type(self).model_fields.items() if k.startswith("vllm_")}
-            idle = [k for k, default in ours.items() if getattr(self, k) != default]
-            problems += [f"{k} is set, but the sampler is the engine; set sampler: vllm" for k in idle]
         if problems:
             raise ValueError("; ".join(problems))
         return self

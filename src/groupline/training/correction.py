@@ -14,6 +14,7 @@ from torch import Tensor
 from groupline.batch import MicroBatch
 from groupline.config import Config
 from groupline.objective import Correction, effective_share
+from groupline.parallel.mesh import SOLO, World
 
 ROUNDING = 1e-3  # nats: a weight within 0.1% of 1, and so no weight at all
 RATIO = "sampling/importance_sampling_ratio"
@@ -45,18 +46,24 @@ def importance_of(micro: MicroBatch, logp: Tensor, rows: slice) -> Tensor | None
     return weights if own is None else own * weights
 
 
-def correction_facts(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
-    """Least, mean and largest weight, the effective sample size as a share of the tokens, the share that is corrected."""
-    weights = [
-        m.correction.weights(m.old_logp, m.sampler_logp, m.row.sequence, m.row.num_sequences)
+def correction_facts(
+    micro_batches: Sequence[MicroBatch], rule: Correction | None, world: World = SOLO
+) -> dict[str, float]:
+    """Least, mean and largest weight, the effective sample size as a share of the tokens, the share that is corrected.
+
+    world: its ranks' tokens count together.
+    """
+    if rule is None:
+        return {}
+    own = [
+        rule.weights(m.old_logp, m.sampler_logp, m.row.sequence, m.row.num_sequences).cpu()
         for m in micro_batches
-        if m.correction is not None and m.old_logp is not None
+        if m.old_logp is not None and m.answers
     ]
+    weights = [w for held in world.gather(own, "importance weights") for w in held]
     if not weights:
         return {}
     w = torch.cat(weights)
-    if not len(w):
-        return {}
     return {
         f"{RATIO}/min": float(w.min()),
         f"{RATIO}/mean": float(w.mean()),
