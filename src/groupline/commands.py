@@ -1,4 +1,4 @@
-"""Commands that look at runs, judges and starts: `groupline doctor|audit-reward|probe`. Thin: parse, call, print."""
+"""Commands that look at runs, judges and starts: `groupline doctor|report|watch|audit-reward|probe`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -23,6 +23,37 @@ def doctor(args: Sequence[str]) -> int:
     found = [diagnose(run) for run in given.run]
     print("\n\n".join(one.text() for one in found))
     return 1 if any(one.verdict == "broken" for one in found) else 0
+
+
+def figures(args: Sequence[str]) -> int:
+    """The figures of runs, and those that need none."""
+    parser = argparse.ArgumentParser(
+        prog="groupline report", description="Figures of runs as PNG and SVG; two of them need no run."
+    )
+    parser.add_argument("run", type=Path, nargs="*", help="a run's folder, finished or going")
+    parser.add_argument("--figures", action="store_true", required=True, help="write the figures")
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="the folder to write (default figures)")
+    given = parser.parse_args(args)
+    from groupline.report.figures import write_figures
+
+    for path in write_figures(given.run, given.out, print):
+        print(path)
+    return 0
+
+
+def watch(args: Sequence[str]) -> int:
+    """Until it is interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="groupline watch", description="The report of runs that are going on, in the browser of this machine."
+    )
+    parser.add_argument("folder", type=Path, help="a run's folder, or one that holds runs")
+    parser.add_argument("--port", type=int, default=None, help="of 127.0.0.1 (default 8501); 0 takes a free one")
+    parser.add_argument("--no-open", action="store_true", help="only serve, open no browser")
+    given = parser.parse_args(args)
+    from groupline.report import watch as served
+
+    served.watch(given.folder, served.PORT if given.port is None else given.port, not given.no_open)
+    return 0
 
 
 def audit_reward(args: Sequence[str]) -> int:
