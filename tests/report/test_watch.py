@@ -53,6 +53,16 @@ def test_a_run_that_comes_and_one_that_goes(runs: Path) -> None:
     assert at.get("/data.json?run=first").status_code == 404
 
 
+def test_a_folder_whose_first_run_is_to_come(tmp_path: Path) -> None:
+    at = client(tmp_path)
+    assert names(at) == []
+    add_step(tmp_path / "a" / "b" / "c", 1)
+    add_step(tmp_path / "a" / "b" / "d" / "too deep", 1)
+    add_step(tmp_path / ".hidden", 1)
+    add_step(tmp_path / "a" / "b" / "c" / "checkpoint", 1)  # what lies in a run is the run's
+    assert names(at) == ["a/b/c"]
+
+
 def test_new_steps_are_seen_and_only_the_run_s_own_mark_changes(runs: Path) -> None:
     at = client(runs)
     before = {run["id"]: run["changed"] for run in at.get("/runs.json").json()["runs"]}
@@ -112,9 +122,7 @@ def test_a_port_that_is_taken(runs: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_cannot_be_watched(tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
     for folder, said in (
-        (tmp_path / "empty", "holds no run: no metrics.jsonl in it, nor in folders up to 3 below"),
         (tmp_path / "nowhere", "is not a folder; name a run's folder, or one that holds runs"),
         (runs / "first" / "metrics.jsonl", "is not a folder"),
     ):

@@ -43,7 +43,7 @@ HEADERS = {
 def watch(folder: Path, port: int = PORT, opened: bool = True, say: Callable[[str], None] = print) -> None:
     """Serve until interrupted. port: 0 takes any free one. opened: in a browser too.
 
-    ImportError naming the extra; ValueError if the folder holds no run; OSError if the port is taken.
+    ImportError naming the extra; ValueError if there is no such folder; OSError if the port is taken.
     """
     serving = server(watch_app(folder))
     with listening(port) as listener:

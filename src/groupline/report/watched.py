@@ -23,7 +23,7 @@ class Watched:
     """folder: a run, or a folder of runs. Safe to call from several threads."""
 
     def __init__(self, folder: Path, rollouts: int = ROLLOUTS) -> None:
-        """ValueError if there is no such folder, or no run in it."""
+        """ValueError if there is no such folder. It may be empty still."""
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; name a run's folder, or one that holds runs")
         self.root = folder.resolve()
@@ -31,11 +31,12 @@ class Watched:
         self._readers: dict[str, RunReader] = {}
         self._made: dict[str, tuple[str, bytes]] = {}  # name -> (stamp, data) as last made
         self._lock = threading.Lock()
-        if not self.runs():
-            raise ValueError(f"{folder} holds no run: no metrics.jsonl in it, nor in folders up to {DEEP} below")
 
     def runs(self) -> dict[str, Path]:
-        """Name -> folder, by name: the path below the root, or the root's own name. No link is followed to a folder."""
+        """Name -> folder of every run, by name: its path below the root, or the root's own name.
+
+        Links to folders are not followed, and a run one of whose files is a link out of the root is left out.
+        """
         found = {}
         for place, folders, files in os.walk(self.root):
             here = Path(place)

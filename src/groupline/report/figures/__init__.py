@@ -9,7 +9,7 @@ from groupline.report.figure import load_pyplot, save
 from groupline.report.figures.estimators import draw_estimators
 from groupline.report.figures.groups import draw_groups, example_groups, recorded_groups
 from groupline.report.figures.models import draw_models
-from groupline.report.figures.progress import draw_ability, draw_progress, ends, progress
+from groupline.report.figures.progress import draw_ability, draw_progress, read_ends, read_progress
 
 ENDINGS = (".png", ".svg")
 
@@ -43,11 +43,11 @@ def write_figures(runs: Sequence[Path], folder: Path, say: Callable[[str], None]
 
 def _of_run(pyplot: object, run: Path, folder: Path, say: Callable[[str], None]) -> list[Path]:
     made = save(draw_groups(pyplot, recorded_groups(run)), folder / "two_groups", ENDINGS)
-    if (rows := progress(run)).steps:
+    if (rows := read_progress(run)).steps:
         made += save(draw_progress(pyplot, rows), folder / "length_accuracy", ENDINGS)
     else:
         say(f"no length_accuracy: {run} has no step yet")
-    if (found := ends(run)) is not None:
+    if (found := read_ends(run)) is not None:
         made += save(draw_ability(pyplot, found), folder / "ability", ENDINGS)
     else:
         say(f"no ability: {run} has no evaluation before and after in results.json")

@@ -61,7 +61,7 @@ def converge(
 
 def draw_estimators(pyplot: Any) -> Any:
     """k1 on the left and k3 on the right, on the same axes."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(7.4, 4.2), sharey=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(7.4, 4.0), sharey=True)
     for axis, name, formula, colour in (
         (axes[0], "k1", "log p/q", BLUE),
         (axes[1], "k3", "q/p - 1 - log q/p", ORANGE),
@@ -76,6 +76,7 @@ def draw_estimators(pyplot: Any) -> Any:
         axis.axhline(exact_kl(), color="black", linestyle="--", linewidth=1.2, label=f"exact KL, {exact_kl():.4f} nats")
         axis.set_xscale("log")
         axis.set_xlim(1, TOKENS)
+        axis.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
         axis.set_title(f"{name} = {formula}\nsd of one token {found.spread:.3f}", fontsize=10)
         axis.set_xlabel("tokens drawn from the policy p")
         axis.legend(fontsize=8, frameon=False, loc="lower right")

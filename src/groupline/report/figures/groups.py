@@ -15,7 +15,7 @@ from groupline.objective import GRPO, group_advantages
 from groupline.report.figure import BLUE, GREY, ORANGE
 from groupline.runlog import read_jsonl
 
-LABELLED = 10  # answers; with more of them the numbers over the bars would touch
+LABELLED = 8  # answers; with more of them the numbers over the bars would touch
 TEACHES, CANNOT = (1.0, 1.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0)
 
 
@@ -90,19 +90,19 @@ def draw_groups(pyplot: Any, groups: tuple[ShownGroup, ShownGroup]) -> Any:
         left, right = axes[row]
         places = range(1, len(group.rewards) + 1)
         mean = fmean(group.rewards)
-        left.bar(places, group.rewards, width=0.66, color=BLUE if group.teaches else GREY)
-        left.axhline(mean, color=ORANGE, linestyle="--", linewidth=1.8)
-        left.set_title(f"{title} ({group.origin})", fontsize=10, loc="left")
+        side = [BLUE if a > 0 else ORANGE if a < 0 else GREY for a in group.advantages]
+        left.bar(places, group.rewards, width=0.66, color=side)
+        left.axhline(mean, color="black", linestyle="--", linewidth=1.4)
+        left.set_title(f"{title}\n{group.origin}", fontsize=10, loc="left")
+        left.set_title(f"- - mean {mean:.2f}", fontsize=9.5, loc="right")
         left.set_ylabel("reward")
-        left.annotate(
-            f"mean {mean:.2f}", (1, mean), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            color=ORANGE, fontsize=9, va="center",
-        )  # fmt: skip
-        right.bar(places, group.advantages, width=0.66, color=[BLUE if a > 0 else ORANGE for a in group.advantages])
+        right.bar(places, group.advantages, width=0.66, color=side)
         right.axhline(0, color="black", linewidth=0.8)
         right.set_ylabel("advantage")
-        said = "above the mean: more likely" if group.teaches else "all advantages 0: no gradient"
-        right.set_title(said, fontsize=10, loc="left")
+        right.set_title(
+            "above the mean: more likely\nbelow it: less likely" if group.teaches else "all 0: no gradient",
+            fontsize=10, loc="left",
+        )  # fmt: skip
         if len(places) <= LABELLED:
             _label(left, places, group.rewards, "{:.2g}")
             _label(right, places, group.advantages, "{:+.2f}" if group.teaches else "{:.0f}")
@@ -118,5 +118,5 @@ def _label(axis: Any, places: range, values: tuple[float, ...], form: str) -> No
     for x, value in zip(places, values, strict=True):
         axis.annotate(
             form.format(value), (x, value), (0, 3 if value >= 0 else -3), textcoords="offset points",
-            ha="center", va="bottom" if value >= 0 else "top", fontsize=8,
+            ha="center", va="bottom" if value >= 0 else "top", fontsize=7.5,
         )  # fmt: skip

@@ -26,6 +26,7 @@ MODELS = (
     Model("Value model", True, "baseline of\neach token", "deleted", "mean of the group's\nown rewards"),
 )
 LINES = ("advantage = GAE(reward, value)", "advantage = (reward - group mean) / group std")
+DARK = "#5c5c5c"  # GREY is too light for text
 WIDTH, HEIGHT, PITCH = 1.9, 0.66, 2.2
 
 
@@ -56,7 +57,7 @@ def _box(axis: Any, x: float, y: float, model: Model, fate: str) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     gone = fate == "deleted"
-    edge = GREY if gone else BLUE
+    filled = model.trained and not gone
     axis.add_patch(
         FancyBboxPatch(
             (x + 0.05, y),
@@ -64,17 +65,16 @@ def _box(axis: Any, x: float, y: float, model: Model, fate: str) -> None:
             HEIGHT,
             boxstyle="round,pad=0.04",
             linewidth=1.8,
-            edgecolor=edge,
-            facecolor=BLUE if model.trained and not gone else "white",
+            edgecolor=GREY if gone else BLUE,
+            facecolor=BLUE if filled else "white",
             linestyle="-" if fate == "kept" else "--",
         )
     )
-    white = model.trained and not gone
-    colour = "white" if white else GREY if gone else "black"
-    axis.text(x + WIDTH / 2, y + 0.44, model.name, ha="center", va="center", fontsize=10.5, color=colour)
-    state = "deleted" if gone else "trained" if model.trained else "frozen"
-    state += ", optional" if fate == "optional" else ""
-    axis.text(x + WIDTH / 2, y + 0.17, state, ha="center", va="center", fontsize=8.5, color=colour)
     if gone:
         for ends in ((y, y + HEIGHT), (y + HEIGHT, y)):
-            axis.plot((x + 0.05, x + WIDTH - 0.05), ends, color=ORANGE, linewidth=1.4, alpha=0.75, zorder=0.5)
+            axis.plot((x + 0.05, x + WIDTH - 0.05), ends, color=ORANGE, linewidth=1.8, alpha=0.4)
+    state = "deleted" if gone else "trained" if model.trained else "frozen"
+    state += ", optional" if fate == "optional" else ""
+    colour = "white" if filled else DARK if gone else "black"
+    for text, height, size in ((model.name, 0.46, 10.5), (state, 0.17, 8.5)):
+        axis.text(x + WIDTH / 2, y + height, text, ha="center", va="center", fontsize=size, color=colour)

@@ -40,7 +40,7 @@ class Ends:
     samples: int
 
 
-def progress(run: Path) -> Progress:
+def read_progress(run: Path) -> Progress:
     """From metrics.jsonl, and results.json where it is there already."""
     rows = [r for r in read_jsonl(run / "metrics.jsonl") if r.get("accuracy") is not None]
     held = _held_out(run)
@@ -54,7 +54,7 @@ def progress(run: Path) -> Progress:
     )
 
 
-def ends(run: Path) -> Ends | None:
+def read_ends(run: Path) -> Ends | None:
     """From results.json; None where the run was not evaluated before and after."""
     held = _held_out(run)
     if not held.get("before") or not held.get("after"):
@@ -73,7 +73,7 @@ def smoothed(values: tuple[float, ...]) -> list[float]:
 
 def draw_progress(pyplot: Any, found: Progress) -> Any:
     """Accuracy above length, over the same steps."""
-    figure, axes = pyplot.subplots(2, 1, figsize=(7.4, 5.2), sharex=True)
+    figure, axes = pyplot.subplots(2, 1, figsize=(7.1, 4.5), sharex=True)
     for axis, values, colour, what in (
         (axes[0], found.accuracy, BLUE, "training answers right"),
         (axes[1], found.length, ORANGE, "mean length, tokens"),
