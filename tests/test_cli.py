@@ -86,7 +86,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("trian") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    commands = "train, ppo, eval, sft, pairs, reward-model, dpo, merge, import-gguf, compat, doctor, report, watch, "
+    commands = "train, ppo, eval, sft, pairs, reward-model, dpo, merge, import-gguf, compat, doctor, report, "
     commands += "audit-reward, probe, explain"
     assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 

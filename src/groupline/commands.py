@@ -1,4 +1,4 @@
-"""Commands that look at runs, judges and starts: `groupline doctor|report|watch|audit-reward|probe`. Thin: parse, call, print."""
+"""Commands that look at runs, judges and starts: `groupline doctor|report|audit-reward|probe`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -38,21 +38,6 @@ def figures(args: Sequence[str]) -> int:
 
     for path in write_figures(given.run, given.out, print):
         print(path)
-    return 0
-
-
-def watch(args: Sequence[str]) -> int:
-    """Until it is interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="groupline watch", description="The report of runs that are going on, in the browser of this machine."
-    )
-    parser.add_argument("folder", type=Path, help="a run's folder, or one that holds runs")
-    parser.add_argument("--port", type=int, default=None, help="of 127.0.0.1 (default 8501); 0 takes a free one")
-    parser.add_argument("--no-open", action="store_true", help="only serve, open no browser")
-    given = parser.parse_args(args)
-    from groupline.report import watch as served
-
-    served.watch(given.folder, served.PORT if given.port is None else given.port, not given.no_open)
     return 0
 
 

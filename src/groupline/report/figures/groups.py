@@ -34,9 +34,10 @@ class ShownGroup:
 
 def example_groups() -> tuple[ShownGroup, ShownGroup]:
     """Two of four right, and all right, with the advantages of the default objective."""
-    rule = {"scale": GRPO.scale, "baseline": GRPO.baseline, "ddof": GRPO.ddof, "eps": GRPO.eps}
     both = torch.tensor(TEACHES + CANNOT, dtype=torch.float64)
-    found = group_advantages(both, len(TEACHES), **rule).tolist()
+    found = group_advantages(
+        both, len(TEACHES), scale=GRPO.scale, baseline=GRPO.baseline, ddof=GRPO.ddof, eps=GRPO.eps
+    ).tolist()
     origin = "an example"
     return ShownGroup(origin, TEACHES, tuple(found[:4])), ShownGroup(origin, CANNOT, tuple(found[4:]))
 
