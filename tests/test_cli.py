@@ -17,7 +17,8 @@ import yaml
 from training.small import LETTERS, make_start, rows
 from transformers import AutoModelForCausalLM
 
-from groupline.cli import main, settings
+from groupline.arguments import settings
+from groupline.cli import main
 from groupline.config import Config, ConfigError
 from groupline.training.ppo import PpoConfig
 
@@ -86,8 +87,10 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("trian") == 2
     said = capsys.readouterr()
     assert said.out == ""
-    commands = "train, ppo, eval, sft, pairs, reward-model, dpo, merge, import-gguf, compat, doctor, report, "
-    commands += "audit-reward, probe, explain"
+    commands = (
+        "train, ppo, eval, sft, pairs, reward-model, dpo, compare, merge, import-gguf, compat, doctor, report, "
+        "audit-reward, probe, explain"
+    )
     assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 
 
@@ -282,6 +285,50 @@ def test_resume_alone_means_the_newest(recipe: Path, tmp_path: Path, capsys: pyt
     assert status("train", tmp_path / "run" / "config.yaml", "--resume", tmp_path / "run" / "checkpoint-1") == 0
     assert f"resuming from {tmp_path}/run/checkpoint-1, after step 1 of 2" in capsys.readouterr().out
     assert [m["step"] for m in rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+
+
+def test_eval_of_two_models(recipe: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings from the run that is compared; a model against itself has nothing to tell."""
+    assert status("train", recipe, "--steps", "1", "--eval-problems", "0") == 0
+    run, out = tmp_path / "run", tmp_path / "found.json"
+    capsys.readouterr()
+    common = ("--k", "2,1,2", "--eval-problems", "3", f"--out={out}")
+    assert status("eval", "--compare", start, run, *common) == 0
+    said = capsys.readouterr()
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["models"] == {"before": str(start), "after": str(run)}
+    assert (found["k"], found["samples"], found["problems"]) == ([1, 2], 4, 3)  # the recipe's eval_samples are more
+    assert set(found["right_per_problem"]["before"]) == {"sums-1", "sums-2", "sums-3"}
+    assert said.out.rstrip().endswith(found["verdict"]["text"])
+    assert f"{out.with_suffix('.svg')}" in said.err
+
+    assert status("eval", recipe, "--compare", start, start, *common, "--eval-samples", "1") == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["right_per_problem"]["before"] == found["right_per_problem"]["after"]
+    assert (found["samples"], found["verdict"]["label"]) == (2, "within noise")
+
+    capsys.readouterr()
+    assert status("eval", recipe, "--k", "1,3", "--eval-samples", "2", "--out", out) == 0
+    said = capsys.readouterr()
+    assert [k for k in json.loads(said.out) if k.startswith("pass@")] == ["pass@1", "pass@3"]
+    assert json.loads(said.out)["samples"] == 3
+    assert sum(json.loads(out.read_text())["right_per_problem"].values()) <= 9
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--compare", "builtin"], "--compare needs 2 values after it"),
+        (["--compare", "builtin", "--k", "1"], "--compare needs 2 values after it"),
+        (["--k"], "--k needs 1 value after it"),
+        (["--k", "1,two"], "--k is '1,two'; it must be whole numbers from 1"),
+        (["--k=0,1"], "--k is '0,1'; it must be whole numbers from 1"),
+        (["--compare", "builtin", "no/such/folder", "--eval-problems", "2", "--k", "1"], "no/such/folder"),
+    ],
+)
+def test_what_eval_refuses(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("eval", *args) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_ppo_then_eval_of_its_run(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

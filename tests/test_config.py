@@ -9,12 +9,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from groupline.cli import settings
+from groupline.arguments import settings
+from groupline.comparison.settings import CompareConfig
 from groupline.config import RENAMED, Config, ConfigError, read_yaml
 from groupline.training.dpo import DpoConfig
+from groupline.training.judges import judges_of
 from groupline.training.ppo import PpoConfig
 from groupline.training.reward_model import RewardModelConfig
-from groupline.training.setup import judges_of, objective_of
+from groupline.training.setup import objective_of
 from groupline.training.sft import SftConfig
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
@@ -34,6 +36,7 @@ def from_text(tmp_path: Path, text: str) -> Config:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
 def test_recipes_load(recipe: Path) -> None:
     kinds = {"sft": SftConfig, "ppo": PpoConfig, "dpo": DpoConfig, "reward_model": RewardModelConfig}
+    kinds |= {"compare": CompareConfig}
     kind = next((kind for name, kind in kinds.items() if name in recipe.name), Config)
     loaded = kind.load(recipe)
     assert loaded.output_dir != kind().output_dir  # a recipe names its own folder

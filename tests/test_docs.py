@@ -1,6 +1,8 @@
 """The documents against the code: every setting stands in docs/config.md with its default, and every link leads somewhere."""
 
 import ast
+import inspect
+import itertools
 import json
 import re
 from pathlib import Path
@@ -8,10 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from groupline.comparison.settings import CompareConfig
 from groupline.config import Config
 from groupline.models.new import NewModel
 from groupline.objective import OBJECTIVES
 from groupline.rewards.registry import BUILT_IN
+from groupline.settings import Settings
 from groupline.tasks.task import TASKS
 from groupline.training.dpo import DpoConfig
 from groupline.training.ppo import PpoConfig
@@ -36,13 +40,14 @@ def settings_table(*headings):
 @pytest.mark.parametrize(
     ("kind", "headings"),
     [
-        (Config, ("Shared by", "`train` and `eval`")),
-        (PpoConfig, ("Shared by", "`train` and `eval`", "`ppo`")),
-        (SftConfig, ("Shared by", "`sft`")),
-        (RewardModelConfig, ("Shared by", "Pairs", "`reward-model`")),
-        (DpoConfig, ("Shared by", "Pairs", "`dpo`")),
+        (Config, ("Shared by", "`train` and `eval`", "Checkpoints")),
+        (PpoConfig, ("Shared by", "`train` and `eval`", "Checkpoints", "`ppo`")),
+        (SftConfig, ("Shared by", "Checkpoints", "`sft`")),
+        (RewardModelConfig, ("Shared by", "Checkpoints", "Pairs", "`reward-model`")),
+        (DpoConfig, ("Shared by", "Checkpoints", "Pairs", "`dpo`")),
+        (CompareConfig, ("Shared by", "`compare`")),
     ],
-    ids=["train", "ppo", "sft", "reward-model", "dpo"],
+    ids=["train", "ppo", "sft", "reward-model", "dpo", "compare"],
 )
 def test_every_setting_is_documented_with_its_default(kind: type[BaseModel], headings):
     told = settings_table(*headings)
@@ -51,6 +56,19 @@ def test_every_setting_is_documented_with_its_default(kind: type[BaseModel], hea
     if kind is SftConfig:
         known |= {n: f.default for n, f in NewModel.model_fields.items()}
     assert told == known
+
+
+@pytest.mark.parametrize("kind", [Config, PpoConfig, SftConfig, RewardModelConfig, DpoConfig])
+def test_help_says_what_every_setting_is(kind: type[BaseModel]):
+    """`--help` shows the text under a setting, else that of the class it is inherited from: none may be without."""
+    told = {}
+    for cls in reversed([c for c in kind.__mro__ if issubclass(c, Settings)]):
+        (body,) = [n.body for n in ast.parse(inspect.getsource(cls)).body if isinstance(n, ast.ClassDef)]
+        for node, after in itertools.pairwise([*body, ast.Pass()]):
+            if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
+                told[node.target.id] = after.value.value
+    assert not [name for name in kind.model_fields if not told.get(name)]
+    assert ("Rollouts" in told["steps"]) == issubclass(kind, Config)
 
 
 def test_names_that_settings_accept_are_documented():

@@ -12,14 +12,14 @@ import pytest
 import groupline
 
 LINES = (
-    ("records", "runlog", "objective", "metrics", "alarms"),
+    ("records", "runlog", "objective", "metrics", "ability", "alarms"),
     ("settings", "config", "chat"),
     ("tasks", "rewards"),
     ("models", "parallel"),
     ("sampling",),
-    ("batch", "training", "evaluation"),
+    ("batch", "training", "evaluation", "comparison"),
     ("report",),
-    ("trl", "cli", "commands"),
+    ("trl", "arguments", "cli", "commands"),
 )
 LINE_OF = {part: number for number, line in enumerate(LINES) for part in line}
 SOURCE = Path(groupline.__file__).parent

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from training.small import rows
 
-from groupline.cli import main, switch
+from groupline.arguments import switch
+from groupline.cli import main
 from groupline.config import Config, ConfigError
 from groupline.models.load import save_model
 from groupline.models.new import NewModel, new_model, new_tokenizer

@@ -36,6 +36,7 @@ from groupline.models.lora import add_lora
 from groupline.models.new import new_tokenizer
 from groupline.models.packing import PackedRow
 from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
+from groupline.training.optim import Optimiser
 
 VOCABULARY = 101
 WINDOW = 6  # Gemma's sliding window: smaller than the tests' sequences
@@ -203,6 +204,18 @@ def optimiser_settings(**changes: Any) -> Any:
         "max_grad_norm": 0.0,
     }
     return SimpleNamespace(**{**settings, **changes})
+
+
+class Kept(Optimiser):
+    """Keeps the gradients of the last update."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, optimiser_settings(), 1)
+        self.model, self.kept = model, dict[str, Tensor]()
+
+    def step(self) -> dict[str, float]:
+        self.kept = gradients(self.model)
+        return super().step()
 
 
 @cache

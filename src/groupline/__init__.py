@@ -41,11 +41,14 @@ _HOMES = {
     "SftConfig": "groupline.training.sft",
     "Sink": "groupline.training.sinks",
     "bootstrap_interval": "groupline.metrics",
+    "compare_ability": "groupline.ability",
     "dpo": "groupline.training.dpo",
     "evaluate": "groupline.evaluation",
     "get_objective": "groupline.objective",
     "group_advantages": "groupline.objective",
     "kl": "groupline.objective",
+    "load_reward_model": "groupline.models.reward_head",
+    "load_value_model": "groupline.models.value",
     "maj_at_k": "groupline.metrics",
     "pass_at_k": "groupline.metrics",
     "policy_loss": "groupline.objective",
@@ -92,11 +95,14 @@ __all__ = [
     "Sink",
     "__version__",
     "bootstrap_interval",
+    "compare_ability",
     "dpo",
     "evaluate",
     "get_objective",
     "group_advantages",
     "kl",
+    "load_reward_model",
+    "load_value_model",
     "maj_at_k",
     "pass_at_k",
     "policy_loss",
@@ -113,9 +119,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from groupline import rewards
+    from groupline.ability import compare_ability
     from groupline.config import Config, ConfigError
     from groupline.evaluation import evaluate
     from groupline.metrics import bootstrap_interval, maj_at_k, pass_at_k, wilson_interval
+    from groupline.models.reward_head import load_reward_model
+    from groupline.models.value import load_value_model
     from groupline.objective import (
         BNPO,
         CISPO,

@@ -1,4 +1,4 @@
-"""The command line: `groupline train|eval|sft|pairs|reward-model|dpo|...`. Thin: parse, call, print."""
+"""The command line: `groupline train|ppo|eval|sft|pairs|reward-model|dpo|...`. Thin: parse, call, print."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
 from groupline import commands
-from groupline.config import Config, ConfigError, RunSettings, explain_unknown, read_recipe, read_yaml
+from groupline.arguments import numbers, settings, switch, take
+from groupline.config import Config
+from groupline.report.ability import ability_table, write_ability
+from groupline.report.comparison import comparison_table, write_comparison
+from groupline.report.curves import write_curves
+from groupline.runlog import write_json, write_text
 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
   groupline ppo   [CONFIG.yaml] [--key value ...]     PPO: a value model, and a reward model where one is given
-  groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems
+  groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems; --k 1,8,64 says which
+                  [--compare BEFORE AFTER] [--out FILE]  of two models: was ability created, or sharpened?
   groupline sft   [CONFIG.yaml] [--key value ...]     supervised fine-tuning on worked answers
   groupline pairs [CONFIG.yaml] [--key value ...]     preference pairs: sampled answers, ordered by the judge
   groupline reward-model [CONFIG.yaml] [--key value ...]  a reward model from preference pairs
   groupline dpo   [CONFIG.yaml] [--key value ...]     direct preference optimisation on pairs
+  groupline compare [CONFIG.yaml] [--key value ...]   every method of the family on one task, one budget: one table
   groupline merge ADAPTER FOLDER                      an adapter into its base, as one model
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
   groupline doctor RUN [RUN...]                       what a run's figures warn of; exit status 1 if it is broken
@@ -38,7 +43,6 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
 `groupline train --help` lists every setting. --fast takes a recipe's quicker variant, its `fast_settings`.
 """
 
-S = TypeVar("S", bound=RunSettings)
 C = TypeVar("C", bound=Config)
 
 
@@ -50,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if args else 2
     known = {
         "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
-        "dpo": _dpo, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat, "doctor": commands.doctor,
-        "report": commands.figures,
-        "audit-reward": commands.audit_reward, "probe": commands.probe, "explain": _explain,
+        "dpo": _dpo, "compare": _compare, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
+        "doctor": commands.doctor, "report": commands.figures, "audit-reward": commands.audit_reward,
+        "probe": commands.probe, "explain": _explain,
     }  # fmt: skip
     if args[0] not in known:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)
@@ -70,44 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"groupline {args[0]}: interrupted", file=sys.stderr)
         return 130
-
-
-def settings(kind: type[S], args: Sequence[str], **defaults: Any) -> S:
-    """CONFIG.yaml, if the first argument is one, then `--key value` over it. Wrong keys are named with the right one."""
-    values = dict(defaults)
-    fast, rest = switch(args, "fast")
-    if rest and not rest[0].startswith("-"):
-        values |= read_recipe(Path(rest.pop(0)), kind.model_fields, fast)
-    elif fast:
-        raise ConfigError("--fast takes the fast_settings of a recipe, and no recipe is given")
-    for arg in rest:
-        key = arg[2:].split("=")[0].split(".")[0].replace("-", "_")
-        negated = key.removeprefix("no_")
-        if arg.startswith("--") and key not in ("help", *kind.model_fields) and negated not in kind.model_fields:
-            raise ConfigError(explain_unknown(key, kind.model_fields))
-    if "--resume" in rest and "resume" in kind.model_fields:  # alone it means: from the newest checkpoint
-        at = rest.index("--resume") + 1
-        if at == len(rest) or rest[at].startswith("--"):
-            rest.insert(at, "True")
-    plain = (tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands)  # always `--key value`, truth values too
-    rest = [arg.capitalize() if arg in ("true", "false") else arg for arg in rest]
-    return tyro.cli(kind, default=kind(**values), args=rest, description=kind.__doc__, config=plain)
-
-
-def switch(args: Sequence[str], name: str) -> tuple[bool | None, list[str]]:
-    """(whether `--name` is among the arguments, alone or with true or false; None if not at all), and the others."""
-    found, rest, spellings = None, list(args), {"true": True, "false": False}
-    for place, arg in enumerate(rest):
-        key, equals, value = arg.partition("=")
-        if key.replace("_", "-") != f"--{name}":
-            continue
-        following = rest[place + 1].lower() if not equals and place + 1 < len(rest) else ""
-        if equals and value.lower() not in spellings:
-            raise ConfigError(f"--{name} is {value!r}; it must be true or false")
-        found = spellings.get(value.lower() if equals else following, True)
-        del rest[place : place + (2 if following in spellings else 1)]
-        break
-    return found, rest
 
 
 def _train(args: Sequence[str]) -> int:
@@ -143,31 +109,60 @@ def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any
     with Display() as display:
         results = method(config, display.say)
     run = Path(config.output_dir)
-    _figures(run)
+    figures = _figures(lambda: write_curves(run))
+    if figures.startswith("no"):
+        print(figures)
     print(_table(results, run))
     return 130 if results["interrupted"] else 0
 
 
 def _eval(args: Sequence[str]) -> int:
-    defaults: dict[str, Any] = {}
-    rest = list(args)
-    if rest and (Path(rest[0]) / "config.yaml").exists():  # a run's folder: its settings, its trained model
-        run = Path(rest.pop(0))
-        given = {k: v for k, v in read_yaml(run / "config.yaml").items() if k in Config.model_fields}
-        defaults = {**given, "model": str(run / "model"), "lora_r": 0, "lora_alpha": None}
-    config = settings(Config, rest, **defaults)
-    from groupline.training.held_out import evaluate_config
+    from groupline.training.held_out import KS, compare_models, evaluate_config, is_run, run_settings
 
-    measured = evaluate_config(config, lambda line: print(line, file=sys.stderr))
-    print(json.dumps({k: v for k, v in measured.items() if k != "right_per_problem"}, ensure_ascii=False, indent=1))
+    (asked,), rest = take(args, "k", 1)
+    (before, after), rest = take(rest, "compare", 2)
+    (out,), rest = take(rest, "out", 1)
+    ks = numbers("--k", asked) if asked else KS if before else None
+    defaults: dict[str, Any] = {}
+    if rest and is_run(rest[0]):  # a run's folder: its settings, its trained model
+        defaults = run_settings(Path(rest.pop(0)))
+    elif before and is_run(after) and not (rest and not rest[0].startswith("-")):
+        defaults = run_settings(Path(after))
+    config = settings(Config, rest, **defaults)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    found = compare_models(config, before, after, ks or KS, say) if before else evaluate_config(config, say, ks)
+    if out:
+        write_json(Path(out), found)
+        say(_figures(lambda: write_ability(Path(out))))
+    if before:
+        print(ability_table(found))
+    else:
+        print(json.dumps({k: v for k, v in found.items() if k != "right_per_problem"}, ensure_ascii=False, indent=1))
+    return 0
+
+
+def _compare(args: Sequence[str]) -> int:
+    from groupline.comparison.run import TABLE, compare
+    from groupline.comparison.settings import CompareConfig
+
+    config = settings(CompareConfig, args)
+    found = compare(config)
+    folder, table = Path(config.output_dir), comparison_table(found)
+    write_text(folder / TABLE, table + "\n")
+    print(_figures(lambda: write_comparison(folder)))
+    print(f"\n{table}")
     return 0
 
 
 def _sft(args: Sequence[str]) -> int:
     from groupline.training.sft import SftConfig, sft
 
-    sft(settings(SftConfig, args))
-    return 0
+    folder = sft(settings(SftConfig, args))
+    results = json.loads((folder.parent / "results.json").read_text(encoding="utf-8"))
+    return 130 if results["interrupted"] else 0
 
 
 def _pairs(args: Sequence[str]) -> int:
@@ -241,13 +236,12 @@ def _explain(args: Sequence[str]) -> int:
     return 0
 
 
-def _figures(run: Path) -> None:
-    from groupline.report.curves import write_curves
-
+def _figures(write: Callable[[], list[Path]]) -> str:
+    """Write them, and say so in one line, or why not: without matplotlib everything else is there all the same."""
     try:
-        write_curves(run)
+        return f"figures: {', '.join(map(str, write()))}"
     except ImportError as error:
-        print(f"no figures: {error}")
+        return f"no figures: {error}"
 
 
 def _table(results: dict[str, Any], run: Path) -> str:

@@ -87,7 +87,7 @@ def probe(args: Sequence[str]) -> int:
     parser.add_argument("--problems", type=int, default=50)
     parser.add_argument("--groups", type=lambda text: tuple(int(x) for x in text.split(",")), default=None)
     given, rest = parser.parse_known_args(args)
-    from groupline.cli import settings
+    from groupline.arguments import settings
     from groupline.config import Config
     from groupline.training.probe import SIZES, probe, table
 

@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Positive",
+    "ResumableSettings",
     "RunSettings",
     "Settings",
     "explain_unknown",
@@ -81,12 +82,19 @@ class RunSettings(Settings):
     steps: Positive = 100
     """Rollouts; each gives num_iterations optimiser steps."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Of AdamW, after the warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up: stays, or falls to 0 by the last update."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the learning rate rises from 0."""
     weight_decay: NonNegative = 0.0
+    """Of AdamW."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
     max_grad_norm: NonNegative = 1.0
     """Gradients are clipped to this global norm; 0 turns clipping off."""
     micro_batch_tokens: Positive | None = None
@@ -95,9 +103,11 @@ class RunSettings(Settings):
 
     # Run
     output_dir: str = "runs/run"
+    """The run's folder."""
     overwrite: bool = False
     """Delete an earlier run in the same folder instead of refusing."""
     seed: int = 0
+    """Of draws, problem order, a fresh adapter and a new model."""
 
     # Trackers
     report_to: tuple[str, ...] = ()
@@ -113,7 +123,24 @@ class RunSettings(Settings):
         return tracker_names(value)
 
 
-class Config(RunSettings):
+class ResumableSettings(RunSettings):
+    """What every run has that trains: checkpoints, and going on from one."""
+
+    # Checkpoints
+    save_steps: int = Field(default=100, ge=0)
+    """Write a checkpoint every so many steps; 0: none."""
+    save_total_limit: Positive | None = 2
+    """Most checkpoints kept; older ones are deleted, the newest whole one never. None keeps all."""
+    resume: bool | str = False
+    """Continue the run in output_dir from its newest whole checkpoint, or from the checkpoint folder named."""
+
+    @field_validator("resume", mode="before")
+    @classmethod
+    def _truth(cls, value: Any) -> Any:
+        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class Config(ResumableSettings):
     """Every setting of a GRPO run."""
 
     # Rewards
@@ -129,13 +156,20 @@ class Config(RunSettings):
     """Different prompts a step."""
     num_generations: int = 8
     """Answers to each prompt: the group."""
+    dynamic_sampling: int = Field(default=0, ge=0)
+    """Most rounds in which groups without signal are replaced by groups of other prompts; 0: they stay."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """Answers within so many tokens of max_completion_length lose reward, up to 1 at the limit; 0: none do."""
     max_completion_length: Positive = 256
     """Most tokens of an answer."""
     temperature: float = 1.0
     """Logits are divided by it, in sampling and in training alike."""
     top_p: Fraction01 = 1.0
+    """Draw from the smallest set of tokens whose probability reaches it; 1: all."""
     top_k: int = Field(default=0, ge=0)
+    """Draw from the k most probable tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens less probable than this times the most probable one; 0: none."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer."""
     max_rows: Positive = 256
@@ -148,9 +182,14 @@ class Config(RunSettings):
     """A row of `groupline.objective.OBJECTIVES`."""
     beta: NonNegative | None = None
     """Weight of the KL penalty to the starting policy; the row's own by default."""
+    kl: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of that KL; the row's own by default."""
+    kl_place: Literal["loss", "reward"] | None = None
+    """Whether the penalty is in each token's loss or taken from the answer's reward; the row's own by default."""
     epsilon: float | None = Field(default=None, ge=0, lt=1)
     """Lower clip bound (and upper, unless epsilon_high is given)."""
     epsilon_high: NonNegative | None = None
+    """Upper clip bound."""
     delta: float | None = Field(default=None, gt=1)
     """Upper bound of the ratio before clipping, for either sign of the advantage."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
@@ -176,24 +215,12 @@ class Config(RunSettings):
     eval_every: int = Field(default=0, ge=0)
     """Also evaluate every so many steps; 0: only before and after."""
     eval_temperature: float = Field(default=1.0, ge=0)
+    """Temperature of held-out answers, drawn without filters; 0: greedy."""
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
     stop_on_alarm: bool = False
     """End the run, its model saved, when an alarm says that it is broken."""
-
-    # Checkpoints
-    save_steps: int = Field(default=100, ge=0)
-    """Write a checkpoint every so many steps; 0: none."""
-    save_total_limit: Positive | None = 2
-    """Most checkpoints kept; older ones are deleted, the newest whole one never. None keeps all."""
-    resume: bool | str = False
-    """Continue the run in output_dir from its newest whole checkpoint, or from the checkpoint folder named."""
-
-    @field_validator("resume", mode="before")
-    @classmethod
-    def _truth(cls, value: Any) -> Any:
-        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -218,6 +245,13 @@ class Config(RunSettings):
         timeouts = self.reward_timeouts
         if given is not None and timeouts is not None and len(given) != len(timeouts):
             problems.append(f"{len(given)} rewards but {len(timeouts)} reward_timeouts; give one for each, or null")
+        if self.dynamic_sampling and self.objective == "ppo":
+            problems.append("dynamic_sampling replaces groups whose answers are all rewarded alike; PPO compares none")
+        if self.overlong_buffer > self.max_completion_length:
+            problems.append(
+                f"overlong_buffer is {self.overlong_buffer}; it can be no more than max_completion_length, "
+                f"{self.max_completion_length}"
+            )
         if self.rewards == ():
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:

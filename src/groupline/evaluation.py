@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from groupline.metrics import bootstrap_interval, pass_at_k, wilson_interval
+from groupline.metrics import pass_at_k_curve
 from groupline.records import Group, SamplingParams
 from groupline.rewards import Reward
 from groupline.sampling import Engine
@@ -55,13 +55,7 @@ def summarise_held_out(groups: Sequence[Group], judge: str, ks: Sequence[int]) -
     rollouts = [r for g in groups for r in g.rollouts]
     scored = [r.reward for r in rollouts if r.reward is not None]
     out: dict[str, Any] = {"judge": judge, "policy_version": rollouts[0].completion.policy_version}
-    for k in ks:
-        values = [pass_at_k(n, c, k) for c in right]
-        out[f"pass@{k}"] = {
-            "value": sum(values) / len(values),
-            "wilson": list(wilson_interval(sum(values), len(values))),
-            "bootstrap": list(bootstrap_interval(values)),
-        }
+    out |= pass_at_k_curve(right, n, ks)
     out["reward"] = sum(scored) / len(scored) if scored else None
     for name in rollouts[0].rewards:
         own = [v for r in rollouts if (v := r.rewards[name]) is not None]

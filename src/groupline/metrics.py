@@ -28,6 +28,24 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return -math.expm1(math.fsum(math.log1p(-many / (n - i)) for i in range(few)))
 
 
+def pass_at_k_curve(right: Sequence[int], n: int, ks: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """{"pass@k": {"value", "wilson", "bootstrap"}} for each k, a mean over problems with 95% intervals over problems.
+
+    right: how many of a problem's n answers are right, one number a problem. ValueError: no problems, or as `pass_at_k`.
+    """
+    if not right:
+        raise ValueError("pass_at_k_curve: there are no problems")
+    out = {}
+    for k in ks:
+        values = [pass_at_k(n, c, k) for c in right]
+        out[f"pass@{k}"] = {
+            "value": math.fsum(values) / len(values),
+            "wilson": list(wilson_interval(min(math.fsum(values), len(values)), len(values))),
+            "bootstrap": list(bootstrap_interval(values)),
+        }
+    return out
+
+
 def maj_at_k(
     answers: Sequence[Hashable | None],
     correct: Sequence[bool],
@@ -104,7 +122,9 @@ def bootstrap_interval(
         raise ValueError(f"bootstrap_interval: resamples is {resamples}; it must be at least 1")
     tail = (1 - _checked(confidence)) / 2
     rng = np.random.default_rng(seed)
-    means = [x[rng.integers(0, len(x), len(x))].mean() for _ in range(resamples)]
+    most = max(1, (1 << 18) // len(x))  # resamples drawn at once: a few MB
+    sizes = [min(most, resamples - i) for i in range(0, resamples, most)]
+    means = np.concatenate([x[rng.integers(0, len(x), (size, len(x)))].mean(1) for size in sizes])
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 

@@ -64,6 +64,10 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(finite(value), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write whole or not at all, even if the machine dies."""
     path.parent.mkdir(parents=True, exist_ok=True)

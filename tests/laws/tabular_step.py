@@ -6,7 +6,7 @@ import operator
 import torch
 from tabular import BUDGET, GROUP
 
-from groupline.objective import add_kl_to_reward, group_advantages, policy_loss, token_weights
+from groupline.objective import add_kl_to_reward, answer_kl, group_advantages, policy_loss, token_weights
 
 
 def step_loss(case, row, logits, micro_batches=None, *, on_policy=False, masked=()):
@@ -16,7 +16,8 @@ def step_loss(case, row, logits, micro_batches=None, *, on_policy=False, masked=
     old_logits = logits.detach() if on_policy else case.old_logits
     if row.kl_place == "reward" and row.beta:
         old, place = case.flat(old_logits, everything)
-        rewards = add_kl_to_reward(rewards, old, case.flat(case.ref_logits, everything)[0], place, row.beta, row.kl)
+        kl = answer_kl(old, case.flat(case.ref_logits, everything)[0], place, len(rewards), row.kl)
+        rewards = add_kl_to_reward(rewards, kl, row.beta)
     advantages = group_advantages(rewards, GROUP, scale=row.scale, baseline=row.baseline, ddof=row.ddof, eps=row.eps)
     lengths = torch.tensor([0 if s in masked else len(ids) for s, ids in enumerate(case.ids)])
     weights = token_weights(lengths, row.token_weight, budget=BUDGET, dtype=torch.float64)

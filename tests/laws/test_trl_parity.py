@@ -19,6 +19,7 @@ from groupline.objective import (
     GSPO,
     RLOO,
     add_kl_to_reward,
+    answer_kl,
     group_advantages,
     policy_loss,
     token_weights,
@@ -231,5 +232,5 @@ def test_rloo_advantages_with_the_kl_in_the_reward(data):
     r = rewards - 0.05 * kl
     grouped = r.view(-1, 4)
     expected = grouped - (grouped.sum(1, keepdim=True) - grouped) / 3
-    ours = add_kl_to_reward(rewards, data.old[MASK], data.ref[MASK], PLACE, 0.05)
+    ours = add_kl_to_reward(rewards, answer_kl(data.old[MASK], data.ref[MASK], PLACE, len(rewards)), 0.05)
     close(group_advantages(ours, 4, baseline="leave_one_out", scale="none"), expected.flatten())

@@ -6,6 +6,7 @@ Also the law that a batch's gradient does not depend on how it is cut. Legend: P
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import gradients, optimiser_settings, random_ids, relative_gap, stir, tiny_lora, tiny_model
+from tiny import Kept, gradients, random_ids, relative_gap, stir, tiny_lora, tiny_model
 from torch import Tensor
 
 from groupline.models.load import choose_precision
@@ -22,11 +23,10 @@ from groupline.models.reference import Reference
 from groupline.models.reward_head import add_reward_head
 from groupline.records import Pair
 from groupline.training.dpo import dpo_metrics, dpo_pairs, with_reference
-from groupline.training.loop import Trainee
-from groupline.training.optim import Optimiser
 from groupline.training.pairwise import EncodedPair, Judged, measure_pairs, pair_update
 from groupline.training.reward_model import reward_metrics, score_pairs
 from groupline.training.step import Scorer
+from groupline.training.trainee import Trainee
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -55,18 +55,6 @@ def recorded(margins: list[float] | None = None) -> list[EncodedPair]:
     ]  # fmt: skip
 
 
-class Kept(Optimiser):
-    """Keeps the gradients of the last update."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, optimiser_settings(max_grad_norm=0.0), 1)
-        self.model, self.kept = model, dict[str, Tensor]()
-
-    def step(self) -> dict[str, float]:
-        self.kept = gradients(self.model)
-        return super().step()
-
-
 def trainee(model: Any, tokens: int = 10**6, shared: bool = True) -> Trainee:
     return Trainee(model, None, choose_precision("cpu"), Kept(model), tokens, shared, passed_in=True)
 
@@ -78,7 +66,9 @@ def kept(made: Trainee) -> dict[str, Tensor]:
 
 def stub(model: Any, **more: Any) -> Any:
     """What TRL's loss asks of its trainer."""
-    same = SimpleNamespace(device=torch.device("cpu"), gather=lambda x: x, gather_for_metrics=lambda x: x)
+    same = SimpleNamespace(
+        device=torch.device("cpu"), gather=lambda x: x, gather_for_metrics=lambda x: x, unwrap_model=lambda x: x
+    )
     metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
     return SimpleNamespace(
         model=model, accelerator=same, _metrics=metrics, _total_train_tokens=0, _tp_size=1, aux_loss_enabled=False, **more
@@ -86,9 +76,10 @@ def stub(model: Any, **more: Any) -> Any:
 
 
 def trl_dpo(policy: Any, reference: Any, pairs: list[EncodedPair], loss: str, smoothing: float = 0.0) -> Any:
-    """(TRL's loss, its metrics) of these pairs."""
-    for model in (policy, reference):
-        add_fused_lm_head(model, outputs=OUTPUTS)
+    """(TRL's loss, its metrics) of these pairs. reference: None for a policy whose adapter TRL takes off instead."""
+    for model in (policy.get_base_model() if reference is None else policy, reference):
+        if model is not None:
+            add_fused_lm_head(model, outputs=OUTPUTS)
     trainer = stub(
         policy, ld_alpha=None, precompute_ref_logps=False, ref_model=reference, f_divergence_type="reverse_kl",
         loss_types=[loss], loss_weights=[1.0], beta=BETA, label_smoothing=smoothing, use_weighting=False,
@@ -132,6 +123,23 @@ def test_dpo_is_trls(shared: bool, tokens: int) -> None:
     assert 0 < ours["rewards/accuracies"] < 1
     assert relative_gap(kept(made), gradients(theirs)) < 1e-5
     assert facts["tokens"] == sum(map(len, CHOSEN + REJECTED))
+
+
+def test_dpo_with_an_adapter_is_trls() -> None:
+    """The reference is the base under it: TRL runs it with the adapter off, here its log-probs were kept."""
+    made = trainee(add_lora(tiny_model("llama"), 4))
+    pairs = with_reference(made, SCORER, recorded())
+    stir(made.model, 5, size=0.05)
+    theirs = copy.deepcopy(made.model)
+    loss, metrics = trl_dpo(theirs, None, pairs, "sigmoid")
+    loss.backward()
+    judged, _ = pair_update(made, pairs, lambda p: dpo_pairs(made.model, SCORER, p, BETA))
+    ours = dpo_metrics(judged)
+    assert ours["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert abs(ours["loss"] - math.log(2)) > 1e-3
+    assert ours["rewards/margins"] == pytest.approx(metrics["rewards/margins"], abs=1e-5)
+    assert kept(made).keys() == {n for n, p in made.model.named_parameters() if "lora_" in n}
+    assert relative_gap(kept(made), gradients(theirs)) < 1e-5
 
 
 def test_label_smoothing_is_trls() -> None:

@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import random_ids, stir, tiny_lora, tiny_model
+from tiny import adapted, random_ids, stir, tiny_lora, tiny_model, tiny_tokenizer
 from torch import Tensor, nn
 
+from groupline.models.load import load_model, load_tokenizer
 from groupline.models.memory import weights_of
 from groupline.models.packing import PackedRow, decoder, pack, why_not_shared
 from groupline.models.reference import Reference
-from groupline.models.reward_head import add_reward_head
-from groupline.models.value import ValueModel, load_value, sharable, value_of_policy
+from groupline.models.reward_head import add_reward_head, load_reward_model
+from groupline.models.value import (
+    ValueModel,
+    answer_values,
+    load_value_model,
+    save_value_model,
+    sharable,
+    value_of_policy,
+)
 
 
 class Tokens:
@@ -83,7 +91,7 @@ def test_it_starts_at_zero_on_a_copy_of_its_own() -> None:
 def test_from_a_reward_model_with_its_head(lora: int, tmp_path: Path) -> None:
     reward = add_reward_head(tiny_model("llama"), Tokens())
     reward.save_pretrained(tmp_path)
-    model = load_value(str(tmp_path), lora_r=lora)
+    model = load_value_model(str(tmp_path), lora_r=lora)
     row = a_row()
     with torch.no_grad():
         got = model(row)
@@ -96,12 +104,78 @@ def test_from_a_reward_model_with_its_head(lora: int, tmp_path: Path) -> None:
 def test_from_a_language_model(tmp_path: Path) -> None:
     policy = tiny_model("qwen3")
     policy.save_pretrained(tmp_path)
-    model = load_value(str(tmp_path))
+    model = load_value_model(str(tmp_path))
     assert all(p.requires_grad for p in model.parameters())
     stirred(model)
     with torch.no_grad():
         got = model(a_row())
     assert got.tolist() == pytest.approx(plain(policy.model, model.head, a_row()).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "neox", "bloom"])
+def test_saved_and_loaded_it_is_the_same_model(kind: str, tmp_path: Path) -> None:
+    """Every weight, the head's with its bias too, and every value: bit for bit; an earlier folder is replaced."""
+    policy = tiny_model(kind)
+    model = stirred(value_of_policy(policy, why_not_shared(policy) is None))
+    for _ in range(2):
+        save_value_model(model, tiny_tokenizer(), tmp_path / "value_model")
+    again = load_value_model(str(tmp_path / "value_model"))
+    assert again.shared == model.shared
+    assert {n: w.tolist() for n, w in again.state_dict().items()} == {
+        n: w.tolist() for n, w in model.state_dict().items()
+    }
+    assert all(p.requires_grad for p in again.parameters())
+    with torch.no_grad():
+        assert torch.equal(again(a_row()), model(a_row()))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["value_model"]
+    assert load_tokenizer(str(tmp_path / "value_model")).get_vocab() == tiny_tokenizer().get_vocab()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["adapter", "adapter and a layer trained whole"])
+def test_an_adapter_is_merged_into_what_is_saved(whole: bool, tmp_path: Path) -> None:
+    """What is saved is the base with PEFT's own merged weights; the model that was trained stays as it is."""
+    policy = adapted(tiny_model("llama"), r=4, modules_to_save=["embed_tokens"]) if whole else tiny_lora()
+    stir(policy, 6)
+    model = stirred(value_of_policy(policy))
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    save_value_model(model, tiny_tokenizer(), tmp_path)
+    again = load_value_model(str(tmp_path))
+    merged = policy.merge_and_unload().model
+    with torch.no_grad():
+        expected = ValueModel(merged, model.head)(a_row())
+        assert torch.equal(again(a_row()), expected)
+        assert again(a_row()).tolist() == pytest.approx(model(a_row()).tolist(), abs=1e-5)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    fresh = load_value_model(str(tmp_path), lora_r=2)
+    assert {n.split(".")[0] if "lora_" not in n else "adapter" for n, p in fresh.named_parameters() if p.requires_grad} == {
+        "adapter", "head",
+    }  # fmt: skip
+
+
+def test_values_of_answers(tmp_path: Path) -> None:
+    policy = tiny_model("llama")
+    model = stirred(value_of_policy(policy))
+    asked = list(zip(random_ids([5, 3, 5], vocabulary=99), random_ids([4, 1, 6], seed=1, vocabulary=99), strict=True))
+    for limit in (1, 4096):
+        got = answer_values(model, asked, limit)
+        assert [len(values) for values in got] == [4, 1, 6]
+        for values, (prompt, answer) in zip(got, asked, strict=True):
+            assert values == pytest.approx(
+                plain(policy.model, model.head, pack([prompt], [[answer]])).tolist(), abs=1e-5
+            )
+
+
+def test_a_value_model_is_taken_for_nothing_else(tmp_path: Path) -> None:
+    """Its head would be left out in silence, and another one drawn at random."""
+    reward = add_reward_head(tiny_model("llama"), Tokens())
+    reward.save_pretrained(tmp_path / "reward")
+    save_value_model(load_value_model(str(tmp_path / "reward")), tiny_tokenizer(), tmp_path / "value")
+    for load in (load_model, load_reward_model):
+        with pytest.raises(ValueError, match="value holds a value model of PPO: it has no head for tokens or scores"):
+            load(str(tmp_path / "value"))
+    (tmp_path / "value" / "value_head.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="is not a whole safetensors file"):
+        load_value_model(str(tmp_path / "value"))
 
 
 def test_which_decoders_take_packed_rows() -> None:

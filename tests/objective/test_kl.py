@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from groupline.objective import add_kl_to_reward, k1, k2, k3, kl_estimate
+from groupline.objective import add_kl_to_reward, answer_kl, k1, k2, k3, kl_estimate
 
 D = [0.0, 0.5, -0.5, 1.0, 5.0, 20.0, -100.0]
 K3 = [0.0, 0.148721, 0.106531, 0.718282, 142.413159, 4.851652e8, 99.0]
@@ -61,14 +61,23 @@ def test_k1_and_k2():
         kl_estimate(torch.zeros(1), torch.zeros(1), "none")
 
 
+def test_kl_of_an_answer():
+    logp = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    ref = torch.tensor([-1.5, -1.0, -3.5])
+    got = answer_kl(logp, ref, torch.tensor([0, 2, 0]), 3)
+    assert (got.tolist(), got.dtype, got.requires_grad) == ([1.0, 0.0, -1.0], torch.float64, False)
+    assert answer_kl(logp, ref, torch.tensor([0, 2, 0]), 3, "k2").tolist() == [0.25, 0.0, 0.5]
+
+
 def test_kl_in_the_reward():
     logp = torch.tensor([-1.0, -2.0, -1.0], requires_grad=True)
     ref = torch.tensor([-1.5, -1.0, -3.0])
-    got = add_kl_to_reward(torch.tensor([1.0, float("nan"), 0.0]), logp, ref, torch.tensor([0, 2, 0]), 0.1)
-    # answer 0: 0.5 + 2.0; answer 2: -1.0
+    kl = answer_kl(logp, ref, torch.tensor([0, 2, 0]), 3)  # answer 0: 0.5 + 2.0; answer 2: -1.0
+    got = add_kl_to_reward(torch.tensor([1.0, float("nan"), 0.0]), kl, 0.1)
     assert got[0].item() == pytest.approx(0.75)
     assert got[1].isnan()
     assert got[2].item() == pytest.approx(0.1)
-    assert not got.requires_grad
-    whole = add_kl_to_reward(torch.tensor([1, 0]), logp[:2], ref[:2], torch.tensor([0, 1]), 0.0)
-    assert whole.tolist() == [1.0, 0.0]
+    assert (got.dtype, got.requires_grad) == (torch.float32, False)
+    assert add_kl_to_reward(torch.tensor([1, 0]), kl[:2], 0.0).tolist() == [1.0, 0.0]
+    with pytest.raises(ValueError, match=r"rewards have shape \(2,\) and kl \(3,\)"):
+        add_kl_to_reward(torch.zeros(2), kl, 0.1)

@@ -19,10 +19,12 @@ from groupline.batch import Batch
 from groupline.config import Config, ConfigError
 from groupline.models.new import new_tokenizer
 from groupline.models.reward_head import add_reward_head, own_score
+from groupline.models.value import answer_values, load_value_model
 from groupline.objective import OBJECTIVES, PPO
 from groupline.records import Group
 from groupline.rewards import Reward
 from groupline.training.collect import collect
+from groupline.training.grpo import run as loop_of_grpo
 from groupline.training.optim import NonFinite
 from groupline.training.ppo import Ppo, PpoConfig, ppo, ppo_objective, scores_of
 from groupline.training.setup import Setup, prepare
@@ -271,6 +273,56 @@ def test_a_reward_model_takes_the_place_of_the_rewards(tmp_path: Path, first: nn
     assert models.keys() == {"policy", "value", "reward", "reference"}
     assert models["reward"]["parameters"] == sum(p.numel() for p in reward.parameters())
     assert all(m["bytes"] == 4 * m["parameters"] > 0 for m in models.values())
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_the_value_model_is_saved_and_is_a_start(lora: int, tmp_path: Path, first: nn.Module, tokenizer: Any) -> None:
+    """What the folder holds is what was trained, and a run that starts from it begins with its values."""
+    config = settings(tmp_path / "run", lora_r=lora, value_learning_rate=1e-2)
+    policy = twin(first)
+    setup = prepare(
+        config, lambda line: None, model=policy, tokenizer=tokenizer, rewards=[EVEN], problems=sums(12), held_out=[],
+        objective=ppo_objective(config),
+    )  # fmt: skip
+    method = Ppo.of(config, setup)
+    loop_of_grpo(config, setup, lambda line: None, method=method)
+    asked = [(tokenizer(p.prompt).input_ids, [5, 6, 7, 8]) for p in sums(4)]
+    trained = answer_values(method.critic.model, asked)
+    assert max(abs(v) for values in trained for v in values) > 1e-2
+    saved = answer_values(load_value_model(tmp_path / "run" / "value_model"), asked)
+    if not lora:
+        assert saved == trained
+    assert [v for values in saved for v in values] == pytest.approx([v for values in trained for v in values], abs=1e-5)
+
+    again = settings(tmp_path / "again", lora_r=lora, value_model=str(tmp_path / "run" / "value_model"), steps=1)
+    setup = prepare(
+        again, lambda line: None, model=twin(first), tokenizer=tokenizer, rewards=[EVEN], problems=sums(12), held_out=[],
+        objective=ppo_objective(again),
+    )  # fmt: skip
+    start = Ppo.of(again, setup)
+    assert answer_values(start.critic.model, asked) == saved
+    loop_of_grpo(again, setup, lambda line: None, method=start)
+    (step,) = rows(tmp_path / "again" / "metrics.jsonl")
+    assert step["value/mean"] != 0  # a new head would be 0
+
+
+def test_ctrl_c_saves_the_value_model_too(tmp_path: Path, first: nn.Module, tokenizer: Any) -> None:
+    """Both models as the last whole step left them, before results.json says that the run's folder is whole."""
+    calls = iter(range(100))
+
+    def stop(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return [float(ids[0] % 2) for ids in completion_ids]
+
+    results = run(settings(tmp_path / "run"), twin(first), tokenizer, rewards=[Reward("stop", stop)])
+    assert results["interrupted"]
+    values = answer_values(load_value_model(tmp_path / "run" / "value_model"), [([5, 6], [7, 8])])
+    assert any(values[0])  # a step was made: the head is no longer 0
+    written = [
+        (tmp_path / "run" / name).stat().st_mtime_ns for name in ("value_model/value_head.safetensors", "results.json")
+    ]
+    assert written == sorted(written)
 
 
 class Stopped(Exception):

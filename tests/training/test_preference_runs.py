@@ -148,7 +148,11 @@ def test_the_reward_model(tmp_path: Path, first: nn.Module, tokenizer: Any) -> N
     sure = [1 / (1 + math.exp(-m)) for m in margins]
     assert after["loss"] == pytest.approx(-sum(map(math.log, sure)) / 10, abs=1e-5)
     assert after["calibration"]["brier"] == pytest.approx(sum((1 - p) ** 2 for p in sure) / 10, abs=1e-5)
-    assert sum(b["count"] for b in after["calibration"]["bins"]) == 20
+    said = [(p, 1) for p in sure] + [(1 - p, 0) for p in sure]  # each pair asked both ways round, in ten bins by hand
+    bins = [[(p, y) for p, y in said if min(int(p * 10), 9) == k] for k in range(10)]
+    gaps = [abs(sum(p for p, _ in b) - sum(y for _, y in b)) / 20 for b in bins if b]
+    assert after["calibration"]["ece"] == pytest.approx(sum(gaps), abs=1e-5)
+    assert [b["count"] for b in after["calibration"]["bins"]] == [len(b) for b in bins if b]
     assert set(rows(tmp_path / "run" / "metrics.jsonl")[0]) >= {
         "loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "grad_norm", "learning_rate", "tokens",
     }  # fmt: skip

@@ -14,7 +14,7 @@ from small import EVEN, config, gap, plain_logprobs, rows, run, same, sums, twin
 from torch import Tensor, nn
 
 from groupline.batch import Batch, make_batch, rewards_tensor
-from groupline.objective import OBJECTIVES
+from groupline.objective import OBJECTIVES, k1, k2
 from groupline.records import Group, Rollout
 from groupline.training.collect import collect
 from groupline.training.method import kl_penalised
@@ -224,6 +224,31 @@ def test_kl_taken_from_the_reward(tmp_path: Path, model: nn.Module, tokenizer: A
     assert rewards.tolist() == pytest.approx(
         [float(r.reward or 0) - 0.1 * k for r, k in zip(answers_of(groups), sums_, strict=True)], abs=1e-4
     )
+
+
+@pytest.mark.parametrize("kl", ["k1", "k2"])
+def test_the_penalised_reward_is_the_objectives(kl: Any, tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
+    """Over many micro-batches, with a reward that does not apply: bit for bit the sum written out token by token."""
+    setup, groups = begin(tmp_path, model, tokenizer, objective="rloo", beta=0.1)
+    assert setup.reference is not None
+    shift(setup.reference._copy)
+    whole = batch_of(setup, groups, skip_idle=False, micro_batch_tokens=40)
+    fill_reference(whole.micro_batches, setup.reference, setup.scorer)
+    assert len(whole.micro_batches) > 2
+    given = rewards_tensor(groups)
+    given[1] = math.nan
+    rewards, penalty = kl_penalised(whole, given, setup.objective.replace(kl=kl))
+    sums_ = [0.0] * len(given)
+    for micro in whole.micro_batches:
+        assert micro.ref_logp is not None
+        per_token = {"k1": k1, "k2": k2}[kl](micro.sampler_logp, micro.ref_logp)
+        for place, own in zip(micro.row.sequence.tolist(), per_token.tolist(), strict=True):
+            sums_[micro.answers[place]] += own
+    assert penalty.tolist() == sums_
+    assert penalty.dtype == rewards.dtype == torch.float64
+    expected = [r - 0.1 * k for r, k in zip(given.tolist(), sums_, strict=True)]
+    assert math.isnan(rewards[1])
+    assert [r for r in rewards.tolist() if r == r] == [r for r in expected if r == r]
 
 
 def test_kl_from_the_reward_in_a_run(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:

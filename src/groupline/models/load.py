@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from groupline.runlog import fsync
 
 BUILTIN = "builtin"
+VALUE_HEAD = "value_head.safetensors"  # stands in the folder of a value model alone
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,16 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     return model.to(device)
 
 
-def check_weights(folder: Path) -> None:
-    """Raises ValueError for a torn safetensors file or a pickle in its place, FileNotFoundError for no weights."""
+def check_weights(folder: Path, value: bool = False) -> None:
+    """Raises ValueError for a torn safetensors file or a pickle in its place, FileNotFoundError for no weights.
+
+    value: whether it may be a value model's, which has no head for tokens or scores; otherwise ValueError for that too.
+    """
+    if not value and (folder / VALUE_HEAD).exists():
+        raise ValueError(
+            f"{folder} holds a value model of PPO: it has no head for tokens or scores; PPO's setting value_model takes "
+            "it, and load_value_model loads it"
+        )
     weights = sorted(folder.glob("*.safetensors"))
     for file in weights:
         try:
@@ -154,11 +164,17 @@ def end_ids(model: Any, tokenizer: Any = None) -> frozenset[int]:
 
 
 def save_model(
-    model: nn.Module, tokenizer: Any, folder: Path, card: str | None = None, max_shard_size: str = "5GB"
+    model: nn.Module,
+    tokenizer: Any,
+    folder: Path,
+    card: str | None = None,
+    max_shard_size: str = "5GB",
+    also: Callable[[Path], None] | None = None,
 ) -> None:
     """Write model (or adapter) and tokenizer in Hugging Face format: all files first, then renamed into place.
 
     card: text of README.md. max_shard_size: a model that is larger is written as several safetensors files and an index.
+    also: writes further files into the folder that it is given.
     A kill leaves either the earlier folder or the new one whole, the earlier one at worst under the name
     `.<name>-<random>-old`; what such a kill left behind is removed by the next save.
     """
@@ -174,6 +190,8 @@ def save_model(
         _make_savable(model)
         model.save_pretrained(temporary, max_shard_size=max_shard_size)  # type: ignore[operator]
     tokenizer.save_pretrained(temporary)
+    if also is not None:
+        also(temporary)
     if card is not None:
         (temporary / "README.md").write_text(card, encoding="utf-8")
     for file in temporary.iterdir():

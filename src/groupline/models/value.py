@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import AutoModel
 
-from groupline.models.load import load_model, resolve_model
+from groupline.models.load import VALUE_HEAD, check_weights, load_model, resolve_model, save_model
 from groupline.models.lora import fuse_lora
-from groupline.models.packing import PackedRow, decoder, hidden_states, pack
+from groupline.models.packing import Ids, PackedRow, by_tokens, decoder, eval_mode, hidden_states, pack
 from groupline.models.reward_head import is_reward_model, load_reward_model
 
 
@@ -52,8 +55,8 @@ def value_of_policy(policy: nn.Module, shared: bool = True, compute: torch.dtype
     return ValueModel(body, _zero_head(body), shared, compute)
 
 
-def load_value(
-    name: str,
+def load_value_model(
+    name: str | Path,
     device: torch.device | str = "cpu",
     compute: torch.dtype = torch.float32,
     *,
@@ -62,20 +65,13 @@ def load_value(
     lora_targets: str | Sequence[str] = "all-linear",
     trust_remote_code: bool = False,
 ) -> ValueModel:
-    """From the folder or hub id of a reward model, whose head it takes over, or of a language model: a head of 0.
+    """A value model from the folder that a PPO run saved one in (`value_model`): its decoder and its head.
 
+    From the folder or hub id of a reward model it takes that one's head over, from a language model's it has a head of 0.
     An adapter there is merged. lora_r: the body is frozen and a fresh adapter trains on it; 0: all weights train.
     Errors are those of `load_reward_model` and `load_model`.
     """
-    if is_reward_model(name) or _is_reward_adapter(name):
-        model = load_reward_model(name, trust_remote_code=trust_remote_code)
-    else:
-        model = load_model(name, trust_remote_code=trust_remote_code)
-    if isinstance(model, PeftModel):
-        model = model.merge_and_unload()
-    body = decoder(model)
-    score = getattr(model, "score", None)
-    head: nn.Linear = score if isinstance(score, nn.Linear) else _zero_head(body)
+    body, head = _body_and_head(str(name), trust_remote_code)
     body.requires_grad_(True)
     head.requires_grad_(True)
     if lora_r:
@@ -84,6 +80,74 @@ def load_value(
         inject_adapter_in_model(LoraConfig(r=lora_r, lora_alpha=alpha, target_modules=targets), body)
         fuse_lora(body)
     return ValueModel(body, head, sharable(body), compute).to(device).eval()
+
+
+CARD = """# A value model
+
+Of a PPO run of groupline: a decoder in Hugging Face format, and the head of its values in `value_head.safetensors`.
+`groupline.load_value_model(FOLDER)` loads it, and the setting `value_model: FOLDER` of `groupline ppo` starts from it.
+"""
+
+
+def save_value_model(model: ValueModel, tokenizer: Any, folder: Path) -> None:
+    """Write it for `load_value_model`, with its tokenizer, whole or not at all (see `save_model`).
+
+    An adapter is merged into a copy: the values are then the same up to rounding, without one bit for bit.
+    """
+    head = {name: weight.detach().cpu().contiguous() for name, weight in model.head.state_dict().items()}
+    body = _merged(model.body)
+    save_model(body, tokenizer, folder, CARD, also=lambda into: save_file(head, into / VALUE_HEAD))
+
+
+@torch.no_grad()
+def answer_values(model: ValueModel, answers: Iterable[tuple[Ids, Ids]], token_limit: int = 4096) -> list[list[float]]:
+    """Of every (prompt ids, answer ids) the value of each state that a token of the answer is drawn from, in order.
+
+    Without dropout. token_limit: most tokens of a packed row, or one prompt with its answer if those alone are more.
+    """
+    found: list[list[float]] = []
+    with eval_mode(model):
+        for part in by_tokens(answers, lambda pair: len(pair[0]) + len(pair[1]), token_limit):
+            row = pack([p for p, _ in part], [[a] for _, a in part], next(model.parameters()).device)
+            found += [own.tolist() for own in model(row).split([len(a) for _, a in part])]
+    return found
+
+
+def _body_and_head(name: str, trust_remote_code: bool) -> tuple[nn.Module, nn.Linear]:
+    folder = Path(resolve_model(name))
+    if (folder / VALUE_HEAD).exists():
+        check_weights(folder, value=True)
+        saved = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True
+        )
+        weights = load_file(folder / VALUE_HEAD)
+        head = nn.Linear(weights["weight"].shape[1], 1, bias="bias" in weights)
+        head.load_state_dict(weights)
+        return saved, head
+    if is_reward_model(name) or _is_reward_adapter(name):
+        model = load_reward_model(name, trust_remote_code=trust_remote_code)
+    else:
+        model = load_model(name, trust_remote_code=trust_remote_code)
+    if isinstance(model, PeftModel):
+        model = model.merge_and_unload()
+    body = decoder(model)
+    score = getattr(model, "score", None)
+    return body, score if isinstance(score, nn.Linear) else _zero_head(body)
+
+
+def _merged(body: nn.Module) -> nn.Module:
+    """A copy with its adapters merged, or itself without any."""
+    if not any(isinstance(module, BaseTunerLayer) for module in body.modules()):
+        return body
+    body = copy.deepcopy(body)
+    for name, module in list(body.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            body.set_submodule(name, module.get_base_layer())
+        elif hasattr(module, "unload_and_optionally_merge_module"):  # a layer that PEFT trains whole
+            plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+            body.set_submodule(name, plain)
+    return body
 
 
 @torch.no_grad()

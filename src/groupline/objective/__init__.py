@@ -1,7 +1,7 @@
 """The objective: tensors in, tensors out. Knows no config, model, device or logger."""
 
 from groupline.objective.advantages import group_advantages
-from groupline.objective.kl import add_kl_to_reward, k1, k2, k3, kl_estimate
+from groupline.objective.kl import add_kl_to_reward, answer_kl, k1, k2, k3, kl_estimate
 from groupline.objective.policy import PolicyFacts, policy_loss
 from groupline.objective.preference import PreferenceFacts, bradley_terry_loss, dpo_loss
 from groupline.objective.presets import (
@@ -26,6 +26,7 @@ from groupline.objective.ratios import (
     token_ratio,
     truncated_importance_weights,
 )
+from groupline.objective.supervised import supervised_loss
 from groupline.objective.value import explained_variance, gae, token_rewards, value_loss, whiten
 from groupline.objective.weights import step_totals, token_weights
 
@@ -45,6 +46,7 @@ __all__ = [
     "PolicyFacts",
     "PreferenceFacts",
     "add_kl_to_reward",
+    "answer_kl",
     "bradley_terry_loss",
     "dpo_loss",
     "explained_variance",
@@ -60,6 +62,7 @@ __all__ = [
     "sequence_ratio",
     "sequence_sum",
     "step_totals",
+    "supervised_loss",
     "token_ratio",
     "token_rewards",
     "token_weights",

@@ -62,14 +62,21 @@ def kl_estimate(logp: Tensor, ref_logp: Tensor, estimator: KLEstimator) -> Tenso
     raise ValueError(f'KL estimator is "{estimator}"; it must be one of k1, k2, k3')
 
 
-def add_kl_to_reward(
-    rewards: Tensor, logp: Tensor, ref_logp: Tensor, sequence: Tensor, beta: float, estimator: KLEstimator = "k1"
-) -> Tensor:
-    """rewards - beta * (KL summed over the answer's tokens): the penalty as part of the reward (arXiv 2402.14740).
+def answer_kl(logp: Tensor, ref_logp: Tensor, sequence: Tensor, answers: int, estimator: KLEstimator = "k1") -> Tensor:
+    """The estimator summed over each answer's tokens, nats. logp, ref_logp, sequence [N] -> [S], float64, detached.
 
-    rewards [S]; logp (of the policy that drew the answers), ref_logp, sequence [N] -> [S], detached, rewards' unit.
-    float64 if the rewards are, else float32. NaN ("not scored") stays NaN.
+    answers: S; an answer without tokens has 0.
     """
-    kl = kl_estimate(logp.detach(), ref_logp.detach(), estimator)  # [N]
+    return sequence_sum(kl_estimate(logp.detach(), ref_logp.detach(), estimator).double(), sequence, answers)
+
+
+def add_kl_to_reward(rewards: Tensor, kl: Tensor, beta: float) -> Tensor:
+    """rewards - beta * kl: the penalty as part of the reward (arXiv 2402.14740).
+
+    rewards [S]; kl [S], of each whole answer (`answer_kl`) -> [S], detached, rewards' unit. float64 if the rewards are,
+    else float32. NaN ("not scored") stays NaN. ValueError if the shapes differ.
+    """
+    if rewards.shape != kl.shape:
+        raise ValueError(f"add_kl_to_reward: rewards have shape {tuple(rewards.shape)} and kl {tuple(kl.shape)}")
     base = rewards if rewards.dtype == torch.float64 else rewards.to(torch.float32)
-    return base.detach() - beta * sequence_sum(kl, sequence, len(rewards)).to(base.dtype)
+    return base.detach() - beta * kl.detach().to(base.dtype)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from groupline.report.figure import BLUE, GREEN, GREY, ORANGE, draw_pass_at_k, load_pyplot
+from groupline.report.figure import save as save_figure
 from groupline.runlog import read_jsonl
 
-BLUE, ORANGE, GREEN, GREY = "#2563a8", "#c2571a", "#2e7d4f", "#8a8a8a"
 _BELOW: dict[str, Any] = {
     "loc": "upper center",
     "bbox_to_anchor": (0.5, -0.14),
@@ -23,27 +24,17 @@ def write_curves(run: Path) -> list[Path]:
 
     Raises ImportError naming the extra if matplotlib is missing, and FileNotFoundError naming a file the run lacks.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'groupline[plot]'") from error
+    pyplot = load_pyplot()
     rows = list(read_jsonl(run / "metrics.jsonl"))
     if not rows:
         return []
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     steps = [r["step"] for r in rows]
     folder = run / "figures"
-    folder.mkdir(exist_ok=True)
-    made = []
+    made: list[Path] = []
 
     def save(figure: Any, name: str) -> None:
-        figure.tight_layout()
-        figure.savefig(folder / name, dpi=130)
-        pyplot.close(figure)
-        made.append(folder / name)
+        made.extend(save_figure(figure, folder / name))
 
     figure, axis = pyplot.subplots(figsize=(7, 4.2))
     mean = [r["reward"] for r in rows]
@@ -95,16 +86,7 @@ def _pass_at_k(held: dict[str, Any], pyplot: Any) -> Any:
     if not held["before"] or not held["after"]:
         return None
     figure, axis = pyplot.subplots(figsize=(7, 4.2))
-    for name, colour in (("before", GREY), ("after", BLUE)):
-        found = held[name]
-        ks = sorted(int(k.removeprefix("pass@")) for k in found if k.startswith("pass@"))
-        values = [found[f"pass@{k}"]["value"] for k in ks]
-        low, high = zip(*(found[f"pass@{k}"]["bootstrap"] for k in ks), strict=True)
-        axis.fill_between(ks, low, high, color=colour, alpha=0.2, linewidth=0)
-        axis.plot(ks, values, color=colour, marker="o", label=f"{name} training")
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ks, [str(k) for k in ks])
-    axis.set(xlabel="k", ylabel="pass@k", ylim=(0, 1))
+    draw_pass_at_k(axis, [(f"{name} training", held[name], c) for name, c in (("before", GREY), ("after", BLUE))])
     axis.set_title(f"Held-out pass@k, {held['problems']} problems (bands: 95% bootstrap over problems)")
     axis.legend(frameon=False)
     return figure

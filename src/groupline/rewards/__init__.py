@@ -5,6 +5,7 @@ from groupline.rewards.format import naive_think_format, think_format
 from groupline.rewards.gym import gym_score
 from groupline.rewards.judging import Judging, call_rewards
 from groupline.rewards.language import language_share
+from groupline.rewards.length import soft_overlong
 from groupline.rewards.mathematics import MathVerify, math_verify
 from groupline.rewards.number import correct_number, extract_number, same_number, unreadable_answers
 from groupline.rewards.per_sample import reward_notes
@@ -29,6 +30,7 @@ __all__ = [
     "reward_list",
     "reward_notes",
     "same_number",
+    "soft_overlong",
     "think_format",
     "unreadable_answers",
 ]

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from groupline.config import ConfigError
+from groupline.config import ConfigError, ResumableSettings
 from groupline.runlog import finite, fsync
+from groupline.sampling.choose import NonFiniteLogits
 
 FORMAT = 1
 MANIFEST, STATE, TORCH_STATE = "manifest.json", "state.json", "torch_state.pt"
@@ -49,6 +51,44 @@ class Checkpoint:
     def torch_state(self) -> dict[str, Any]:
         found: dict[str, Any] = torch.load(self.folder / TORCH_STATE, map_location="cpu", weights_only=True)
         return found
+
+
+class Saver(ABC):
+    """Saves a run's checkpoints at their steps, and deletes old ones. A subclass says what one holds."""
+
+    newest: Path | None = None
+
+    @abstractmethod
+    def settings(self) -> ResumableSettings:
+        """The run's."""
+
+    @abstractmethod
+    def write(self, folder: Path, step: int, results: dict[str, Any]) -> Path:
+        """A checkpoint after `step` steps, as a folder in `folder`."""
+
+    def after_step(self, step: int, results: dict[str, Any]) -> None:
+        """Save if this step is one to save at. step: steps done."""
+        every = self.settings().save_steps
+        if every and step % every == 0:
+            self.save(step, results)
+
+    def save(self, step: int, results: dict[str, Any]) -> None:
+        run = Path(self.settings().output_dir)
+        self.newest = self.write(run, step, results)
+        prune(run, self.settings().save_total_limit, self.newest)
+
+    def words(self) -> str:
+        """Where to go on from, for the message of a run that stops."""
+        if self.newest is None:
+            return "there is no checkpoint to go back to (save_steps)"
+        return f"the newest checkpoint is {self.newest} (--resume)"
+
+
+def check_finite(tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+    """Raises NonFiniteLogits, naming the weight: nobody could go on from it, and it might push out a good checkpoint."""
+    for name, weight in (pair for named in tensors.values() for pair in named.items()):
+        if not bool(torch.isfinite(weight).all()):
+            raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
 
 
 def write_checkpoint(

@@ -67,7 +67,7 @@ class ProblemStream:
     The prompts of a step depend on the seed and the step alone.
     """
 
-    def __init__(self, prompted: Sequence[Prompted], seed: int) -> None:
+    def __init__(self, prompted: Sequence[Prompted], seed: int | str) -> None:
         self.prompted, self.seed = prompted, seed
         self._orders: dict[int, list[int]] = {}
 

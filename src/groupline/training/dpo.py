@@ -17,7 +17,9 @@ from groupline.metrics import wilson_interval
 from groupline.models.load import load_model, load_tokenizer
 from groupline.models.packing import by_tokens, eval_mode, pack, why_not_shared
 from groupline.objective import dpo_loss, sequence_sum
-from groupline.training.loop import Say, Trainee, finish, make_ready, run_updates
+from groupline.training.checkpoint import Checkpoint
+from groupline.training.loop import finish, run_updates
+from groupline.training.loop_resume import Keeper
 from groupline.training.pairwise import (
     EncodedPair,
     Judged,
@@ -27,9 +29,13 @@ from groupline.training.pairwise import (
     pair_update,
     the_pairs,
 )
+from groupline.training.resume import find_checkpoint
 from groupline.training.run import check_unused
 from groupline.training.sinks import Sink, open_sinks
 from groupline.training.step import Scorer
+from groupline.training.trainee import Say, Trainee, make_ready
+
+REFERENCE = "reference"  # its file in a checkpoint
 
 
 class DpoConfig(PairSettings):
@@ -64,11 +70,14 @@ def dpo(
     and pairs are `Pair`s or rows such as dicts or a `datasets.Dataset` (see `read_pairs`).
     The reference is the policy as it starts: its log-probs of every pair to come are taken once, before the first
     update, and kept, so no second model is held.
-    sinks: trackers of the caller's own, beside those of `report_to`.
+    sinks: trackers of the caller's own, beside those of `report_to`. With `resume` the run in `output_dir` goes on from
+    a checkpoint; what is given must then be what it was first given.
     ConfigError: there are no pairs, or one is too long; ValueError: a row is no pair.
     """
     told = open_sinks(config.report_to, sinks, say)
-    check_unused(config)
+    found = find_checkpoint(config, say, "dpo")
+    if config.resume is False:
+        check_unused(config)
     train_on, measure_on = the_pairs(config, pairs, eval_pairs)
     passed_in = model is not None
     tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
@@ -79,7 +88,9 @@ def dpo(
     say(f"dpo: {len(examples)} pairs, {len(held)} held out, {dropped + dropped_held} too long")
     trainee = make_ready(config, model, tokenizer, say, why_not_shared=why_not_shared, passed_in=passed_in)
     scorer = Scorer(1.0, trainee.shared, trainee.precision.compute)
-    examples, held = (with_reference(trainee, scorer, given) for given in (examples, held))
+    keeper = Keeper.of(config, "dpo", trainee, found, *([p.row() for p in given] for given in (examples, held)))
+    examples, held = the_reference(found, trainee, scorer, examples, held)
+    keeper.extra = {REFERENCE: {"training": _refs(examples), "held_out": _refs(held)}}
 
     def loss(part: Sequence[EncodedPair]) -> Judged:
         return dpo_pairs(trainee.model, scorer, part, config.beta, config.label_smoothing)
@@ -97,13 +108,13 @@ def dpo(
     def measure() -> dict[str, Any] | None:
         return _measured(measure_pairs(trainee, held, loss)) if held else None
 
-    before = measure()
+    done, before, after = run_updates(config, examples, update, measure, say, line, told, keeper)
     if before is not None:
         before["accuracy"] = None  # the policy is its reference: every pair is a tie
-    done = run_updates(config, examples, update, say, line, told)
     results = {"method": "dpo", "model": config.model, "seed": config.seed, "beta": config.beta, **done}
-    results |= {"dropped": dropped + dropped_held, "held_out": {"pairs": len(held), "before": before}}
-    results["held_out"]["after"] = after = measure()
+    results |= {
+        "dropped": dropped + dropped_held, "held_out": {"pairs": len(held), "before": before, "after": after}
+    }  # fmt: skip
     if after is not None:
         low, high = after["accuracy"]["wilson"]
         right = after["accuracy"]["value"]
@@ -119,6 +130,24 @@ def pair_logps(model: nn.Module, scorer: Scorer, part: Sequence[EncodedPair]) ->
     logp, _ = scorer(model, row)  # [M]
     both = sequence_sum(logp, row.sequence, row.num_sequences).view(-1, 2)
     return both[:, 0], both[:, 1]
+
+
+def the_reference(
+    found: Checkpoint | None, trainee: Trainee, scorer: Scorer, *pairs: Sequence[EncodedPair]
+) -> list[list[EncodedPair]]:
+    """Each of these lists of pairs with the log-probs under the start: the checkpoint's, or those of the model now."""
+    if found is None:
+        return [with_reference(trainee, scorer, given) for given in pairs]
+    kept = found.tensors(REFERENCE) or {}
+    return [
+        [replace(pair, ref=(c, r)) for pair, (c, r) in zip(given, kept[name].tolist(), strict=True)]
+        for given, name in zip(pairs, ("training", "held_out"), strict=True)
+    ]
+
+
+def _refs(pairs: Sequence[EncodedPair]) -> Tensor:
+    """[P, 2] in fp64, which holds them exactly."""
+    return torch.tensor([p.ref for p in pairs], dtype=torch.float64).view(-1, 2)
 
 
 @torch.no_grad()

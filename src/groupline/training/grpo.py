@@ -10,15 +10,17 @@ from typing import Any
 
 from groupline.config import Config
 from groupline.evaluation import evaluate
+from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.alarming import Alarms
 from groupline.training.card import model_card
 from groupline.training.checkpoint import Checkpoint
-from groupline.training.collect import collect
+from groupline.training.collect import Prompted, collect
 from groupline.training.hooks import Hooks
 from groupline.training.method import Method
 from groupline.training.optim import NonFinite
+from groupline.training.redraw import Drawn, draw_groups, others
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
 from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
 from groupline.training.setup import Setup, prepare
@@ -95,6 +97,7 @@ def run(
         except NonFinite as error:
             results["error"] = str(error)
             if hooks.keeps_model:
+                method.save(setup, folder.path)
                 folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
                 saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
                 raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
@@ -102,6 +105,8 @@ def run(
             raise
         except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
             raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
+        if hooks.keeps_model:
+            method.save(setup, folder.path)
         kept = setup.policy if hooks.keeps_model else None
         folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
         return results
@@ -113,20 +118,9 @@ def _save(keeper: Keeper, step: int, results: dict[str, Any], hooks: Hooks, into
 
 def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Method) -> dict[str, Any]:
     config, began = setup.config, time.perf_counter()
-    logged: dict[str, float] = {}
     hooks.update_begin()
-    groups, seconds = collect(
-        setup.stream.take(step, config.prompts_per_step),
-        setup.engine,
-        setup.tokenizer,
-        setup.rewards,
-        config.num_generations,
-        setup.sampling,
-        seed=config.seed,
-        label=f"step {step}",
-        state=_state(setup, step),
-        log=logged.update,
-    )
+    drawn = _draw(setup, step)
+    groups, seconds, logged = drawn.groups, drawn.seconds, drawn.logged
     setup.engine.release()
     start = time.perf_counter()
     groups = method.scored(setup, groups)
@@ -136,7 +130,10 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
     seconds["reference"] = time.perf_counter() - scored
     hooks.rollout_end(groups, batch)
     start = time.perf_counter()
-    summary = summarise(groups, setup.rewards[0].name)
+    summary = summarise([*groups, *drawn.replaced], setup.rewards[0].name)  # of all that was drawn: no chosen few
+    if config.dynamic_sampling:
+        summary["groups/replaced"] = float(len(drawn.replaced))
+        summary["groups/trained_with_signal"] = sum(g.has_signal for g in groups) / len(groups)
     setup.tokens_seen += int(summary["num_prompt_tokens"] + summary["num_completion_tokens"])
     summary |= {"num_tokens": setup.tokens_seen} | told
     facts: dict[str, float] = {}
@@ -164,8 +161,34 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
     }
     metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
     metrics = with_logged(metrics, logged)
-    folder.log(metrics, groups, batch.advantages.tolist())
+    idle = [0.0] * sum(len(g.rollouts) for g in drawn.replaced)
+    folder.log(metrics, [*groups, *drawn.replaced], batch.advantages.tolist() + idle)
     return metrics
+
+
+def _draw(setup: Setup, step: int) -> Drawn:
+    """The step's groups, those without signal replaced where `dynamic_sampling` says so."""
+    config = setup.config
+    rounds, count = config.dynamic_sampling, config.prompts_per_step
+
+    def draw(prompted: Sequence[Prompted], label: str) -> tuple[list[Group], dict[str, float], dict[str, float]]:
+        logged: dict[str, float] = {}
+        groups, seconds = collect(
+            prompted,
+            setup.engine,
+            setup.tokenizer,
+            setup.rewards,
+            config.num_generations,
+            setup.sampling,
+            seed=config.seed,
+            label=label,
+            state=_state(setup, step),
+            log=logged.update,
+        )
+        return groups, seconds, logged
+
+    more = partial(others(setup.stream.prompted, config.seed, rounds, count), step)
+    return draw_groups(draw, setup.stream.take(step, count), more, rounds, f"step {step}")
 
 
 def _state(setup: Setup, step: int) -> RunState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from groupline.batch import Batch, make_batch, rewards_tensor
 from groupline.models.memory import Weights, weights_of
-from groupline.objective import Objective, kl_estimate
+from groupline.objective import Objective, add_kl_to_reward, answer_kl
 from groupline.records import Group
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.setup import Setup
@@ -60,6 +61,9 @@ class Method:
         if setup.reference is not None:
             named["reference"] = setup.reference.state()
         return weights_of(named)
+
+    def save(self, setup: Setup, folder: Path) -> None:
+        """Write into the run's folder what was trained beside the policy."""
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint keeps beside the policy's weights: file name -> tensors."""
@@ -114,6 +118,6 @@ def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[T
     penalty = torch.zeros_like(rewards)
     for micro in whole.micro_batches:
         assert micro.ref_logp is not None
-        per_token = kl_estimate(micro.sampler_logp, micro.ref_logp, objective.kl).double().cpu()
-        penalty.index_add_(0, torch.tensor(micro.answers)[micro.row.sequence.cpu()], per_token)
-    return rewards - objective.beta * penalty, penalty
+        place = torch.tensor(micro.answers)[micro.row.sequence.cpu()]
+        penalty += answer_kl(micro.sampler_logp.cpu(), micro.ref_logp.cpu(), place, len(rewards), objective.kl)
+    return add_kl_to_reward(rewards, penalty, objective.beta), penalty

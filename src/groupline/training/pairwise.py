@@ -19,8 +19,8 @@ from groupline.models.packing import by_tokens, causal_lm, eval_mode
 from groupline.objective import PreferenceFacts
 from groupline.records import Pair
 from groupline.tasks.pairs import read_pairs
-from groupline.training.loop import Trainee, UpdateSettings
 from groupline.training.optim import NonFinite
+from groupline.training.trainee import Trainee, UpdateSettings
 
 
 class PairSettings(UpdateSettings):
@@ -53,6 +53,10 @@ class EncodedPair:
     def tokens(self) -> int:
         """Row tokens."""
         return len(self.prompt) + len(self.chosen) + len(self.rejected)
+
+    def row(self) -> list[Any]:
+        """What it is, without the reference, as JSON."""
+        return [self.pair.to_json(), self.prompt, self.chosen, self.rejected]
 
 
 @dataclass

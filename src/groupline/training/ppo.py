@@ -17,7 +17,7 @@ from groupline.models.load import load_tokenizer, resolve_model
 from groupline.models.memory import Weights, weights_of
 from groupline.models.packing import Ids
 from groupline.models.reward_head import load_reward_model, score_answers, why_scores_not_shared
-from groupline.models.value import load_value, value_of_policy
+from groupline.models.value import load_value_model, save_value_model, value_of_policy
 from groupline.objective import PPO, Objective
 from groupline.records import Group, Rollout
 from groupline.settings import ConfigError, NonNegative, Positive
@@ -33,6 +33,7 @@ from groupline.training.sinks import Sink, open_sinks
 from groupline.training.step import fill_reference
 
 REWARD_MODEL = "reward_model"  # its name among an answer's rewards
+VALUE_MODEL = "value_model"  # its folder in the run's
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -56,7 +57,8 @@ class PpoConfig(Config):
     whiten_rewards: bool = False
     """Scale the rewards of a step's tokens to standard deviation 1, their mean kept."""
     value_model: str | None = None
-    """Where the value model starts: a folder or hub id, language model or reward model; by default the policy's start."""
+    """Where the value model starts: an earlier run's `value_model`, or a language model or reward model, folder or hub
+    id; by default the policy's start."""
     value_learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate of the value model; the policy's by default."""
     value_clip: float | None = Field(default=0.2, gt=0)
@@ -77,6 +79,11 @@ class PpoConfig(Config):
                 f"{' and '.join(given)} concern a group's advantages, and PPO's come from the value model; leave them "
                 "out (whiten_advantages is what scales these)"
             )
+        if self.kl not in (None, PPO.kl) or self.kl_place not in (None, PPO.kl_place):
+            raise ValueError(
+                f"kl is {self.kl or PPO.kl} and kl_place {self.kl_place or PPO.kl_place}, and PPO takes {PPO.kl} from the "
+                f"{PPO.kl_place}, token by token; leave them out"
+            )
         return self
 
 
@@ -85,8 +92,9 @@ def ppo(
 ) -> dict[str, Any]:
     """Run PPO as `config` says, write the run folder, and return what results.json holds.
 
-    sinks, given: as for `train`: `model`, `tokenizer`, `rewards`, `problems`, `held_out`. Files, held-out measures, Ctrl-C and
-    `resume` are those of `train`. Formulas and sources: docs/ppo.md.
+    sinks, given: as for `train`: `model`, `tokenizer`, `rewards`, `problems`, `held_out`. Files, held-out measures,
+    Ctrl-C and `resume` are those of `train`; the value model is saved beside the policy, in `value_model`.
+    Formulas and sources: docs/ppo.md.
     """
     told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say)
@@ -130,7 +138,7 @@ class Ppo(Method):
             model = value_of_policy(setup.policy, setup.scorer.shared, compute)
         else:
             _same_tokens("value_model", config.value_model, setup)
-            model = load_value(
+            model = load_value_model(
                 config.value_model, device, compute, trust_remote_code=config.trust_remote_code,
                 lora_r=config.lora_r, lora_alpha=config.lora_alpha, lora_targets=config.lora_targets,
             )  # fmt: skip
@@ -201,6 +209,9 @@ class Ppo(Method):
         if setup.reference is not None:
             named["reference"] = setup.reference.state()
         return weights_of(named)
+
+    def save(self, setup: Setup, folder: Path) -> None:
+        save_value_model(self.critic.model, setup.tokenizer, folder / VALUE_MODEL)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {"value": {n: p for n, p in self.critic.model.named_parameters() if p.requires_grad}}

@@ -15,7 +15,8 @@ from groupline.rewards import reward_notes
 from groupline.sampling import Engine
 from groupline.tasks.source import training_problems
 from groupline.training.collect import collect, encode_problems
-from groupline.training.setup import judges_of, prompt_limit, sampling_of
+from groupline.training.judges import judges_of
+from groupline.training.setup import prompt_limit, sampling_of
 from groupline.training.summary import summarise
 
 SIZES = (2, 4, 8, 16)

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from groupline.config import Config, ConfigError
-from groupline.sampling.choose import NonFiniteLogits
+from groupline.config import Config, ConfigError, ResumableSettings
 from groupline.training.checkpoint import (
     Checkpoint,
+    Saver,
+    check_finite,
     newest_whole,
-    prune,
     read_checkpoint,
     set_aside,
     write_checkpoint,
@@ -36,15 +36,15 @@ from groupline.training.setup import Setup, describe
 # Settings that a resumed run may change: where and what it writes, and memory. `steps` may under a constant rate.
 FREE = frozenset(
     {
-        "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "micro_batch_tokens", "output_dir",
-        "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
+        "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "merge_adapter", "micro_batch_tokens",
+        "output_dir", "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
         "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
 
 
 @dataclass
-class Keeper:
+class Keeper(Saver):
     """Saves checkpoints of one run. origin: what the run started from, by which a resumed one is held to it."""
 
     setup: Setup
@@ -53,23 +53,14 @@ class Keeper:
     origin: dict[str, Any]
     newest: Path | None = None
 
-    def after_step(self, step: int, results: dict[str, Any]) -> None:
-        """Save if this step is one to save at. step: steps done."""
-        every = self.setup.config.save_steps
-        if every and step % every == 0:
-            self.save(step, results)
-
-    def save(self, step: int, results: dict[str, Any]) -> None:
-        self.newest = self.write(self.folder.path, step, results)
-        prune(self.folder.path, self.setup.config.save_total_limit, self.newest)
+    def settings(self) -> Config:
+        return self.setup.config
 
     def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
         """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
         setup = self.setup
         tensors = {"weights": _trained(setup), **self.method.tensors()}
-        for name, weight in (pair for named in tensors.values() for pair in named.items()):
-            if not bool(torch.isfinite(weight).all()):  # nobody could go on from it, and it might push out a good one
-                raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
+        check_finite(tensors, step)
         if setup.reference is not None and setup.passed_in and setup.reference.state():
             tensors["reference"] = setup.reference.state()
         state = {
@@ -85,17 +76,14 @@ class Keeper:
         torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state(), **self.method.torch_state()}
         return write_checkpoint(folder, step, tensors, torch_state, state)
 
-    def words(self) -> str:
-        """Where to go on from, for the message of a run that stops."""
-        if self.newest is None:
-            return "there is no checkpoint to go back to (save_steps)"
-        return f"the newest checkpoint is {self.newest} (--resume)"
 
-
-def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | None:
+def find_checkpoint(
+    config: ResumableSettings, say: Callable[[str], None], method: str | None = None
+) -> Checkpoint | None:
     """The checkpoint that `config.resume` asks for; names torn ones. None: begin at the beginning.
 
-    Raises ConfigError if the folder holds a run that cannot be continued, or the settings are not that run's.
+    method: as its `state` names it; None for GRPO and PPO. Raises ConfigError if the folder holds a run that cannot be
+    continued, or the settings are not that run's.
     """
     run = Path(config.output_dir)
     if config.resume is False:
@@ -115,6 +103,9 @@ def find_checkpoint(config: Config, say: Callable[[str], None]) -> Checkpoint | 
                 f"resume: {found.folder} is not in output_dir {run}, where the rows of its run are; set output_dir to "
                 f"{found.folder.parent}"
             )
+    if found.state.get("method") != method:
+        told, now = (name or "train or ppo" for name in (found.state.get("method"), method))
+        raise ConfigError(f"resume: {found.folder} is of a run of {told}, and this is one of {now}")
     refuse_changes(found, config)
     check_rows(run, found.state["files"])
     return found
@@ -129,7 +120,11 @@ def _may_begin_anew(run: Path) -> None:
         )
 
 
-def refuse_changes(found: Checkpoint, config: Config) -> None:
+def refuse_changes(found: Checkpoint, config: ResumableSettings) -> None:
+    """Raises ConfigError if a setting that decides what is computed is not what it was.
+
+    `steps` may change while the learning rate does not depend on it.
+    """
     before, now = found.state["settings"], config.model_dump(mode="json")
     told = [
         f"{key} was {json.dumps(before[key])} and is {json.dumps(now[key])} now"
@@ -138,10 +133,10 @@ def refuse_changes(found: Checkpoint, config: Config) -> None:
         and not (key == "steps" and config.lr_scheduler_type == "constant")
     ]  # fmt: skip
     if told:
+        free = ", ".join(sorted(FREE.intersection(now)))
         raise ConfigError(
             f"resume: {'; '.join(told)}. What was trained so far in {found.folder} was not trained so: set it back, or "
-            f"start a run of its own in another output_dir. These may change: {', '.join(sorted(FREE))}; and steps, under "
-            "a constant rate"
+            f"start a run of its own in another output_dir. These may change: {free}; and steps, under a constant rate"
         )
     if config.steps < found.step:
         raise ConfigError(f"resume: steps is {config.steps}, and {found.folder} is after step {found.step} already")
@@ -169,16 +164,10 @@ def restore(
     Raises ConfigError, before anything is changed, if the run did not start from what `setup` holds.
     """
     origin = origin_of(setup)
-    weights = found.tensors("weights") or {}
     reference = found.tensors("reference")
     _refuse_other_origin(found, origin, setup, reference is not None)
-    own = _trained(setup)
-    if {n: p.shape for n, p in own.items()} != {n: t.shape for n, t in weights.items()}:
-        raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
+    take_weights(found, setup.policy)
     kept = found.torch_state()
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
     if setup.reference is not None and reference is not None:
         setup.reference.load_state(reference)
     setup.optimiser.load_state_dict(kept["optimiser"])
@@ -190,15 +179,30 @@ def restore(
         setup.why_tokens = "as before"
         setup.plan = describe(setup)
     setup.engine.load_weights(setup.policy, version=found.step)
-    say(f"resuming from {found.folder}, after step {found.step} of {setup.config.steps}")
-    then, now = found.state["environment"], _environment(setup)
+    go_on(found, _environment(setup), setup.config.steps, say)
+    set_random_state(kept["random"])
+    return dict(found.state["results"]), dict(found.state["origin"])
+
+
+def take_weights(found: Checkpoint, model: nn.Module) -> None:
+    """The checkpoint's weights into those that train. ConfigError, before any changes, if they are not the same ones."""
+    weights, own = found.tensors("weights") or {}, trainable(model)
+    if {n: p.shape for n, p in own.items()} != {n: t.shape for n, t in weights.items()}:
+        raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+
+def go_on(found: Checkpoint, now: dict[str, Any], steps: int, say: Callable[[str], None]) -> None:
+    """Say where the run goes on, and what differs around it (`environment`); put later checkpoints aside."""
+    say(f"resuming from {found.folder}, after step {found.step} of {steps}")
+    then = found.state["environment"]
     changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then.get(key) != now[key]]
     if changed:
         say(f"note: {', '.join(changed)}: the same run up to rounding, not bit for bit")
     for moved in set_aside(found.folder.parent, found.step):
         say(f"a later checkpoint is set aside as {moved}; the run writes it anew")
-    set_random_state(kept["random"])
-    return dict(found.state["results"]), dict(found.state["origin"])
 
 
 def _refuse_other_origin(found: Checkpoint, origin: dict[str, Any], setup: Setup, own_reference: bool) -> None:
@@ -244,24 +248,36 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that train, by name."""
+    return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
 def _trained(setup: Setup) -> dict[str, Tensor]:
-    return {n: p for n, p in setup.policy.named_parameters() if p.requires_grad}
+    return trainable(setup.policy)
 
 
-def _mark(prompted: Sequence[Prompted]) -> str:
+def mark(rows: Iterable[Any]) -> str:
+    """A mark of rows that JSON can hold, in their order."""
     digest = hashlib.sha256()
-    for p in prompted:
-        row = [p.problem.to_json(), list(p.ids)]
+    for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
-def _environment(setup: Setup) -> dict[str, Any]:
+def _mark(prompted: Sequence[Prompted]) -> str:
+    return mark([p.problem.to_json(), list(p.ids)] for p in prompted)
+
+
+def environment(device: torch.device, micro_batch_tokens: int) -> dict[str, Any]:
     """What the last bits of a sum may depend on."""
-    device = setup.precision.device
     return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {platform.machine()}",
         "threads": torch.get_num_threads(),
-        "micro_batch_tokens": setup.config.micro_batch_tokens,
+        "micro_batch_tokens": micro_batch_tokens,
     }
+
+
+def _environment(setup: Setup) -> dict[str, Any]:
+    return environment(setup.precision.device, setup.config.micro_batch_tokens)

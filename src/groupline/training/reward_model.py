@@ -26,7 +26,8 @@ from groupline.models.reward_head import (
 )
 from groupline.objective import bradley_terry_loss
 from groupline.records import Pair
-from groupline.training.loop import Say, finish, make_ready, run_updates
+from groupline.training.loop import finish, run_updates
+from groupline.training.loop_resume import Keeper
 from groupline.training.pairwise import (
     EncodedPair,
     Judged,
@@ -36,8 +37,10 @@ from groupline.training.pairwise import (
     pair_update,
     the_pairs,
 )
+from groupline.training.resume import find_checkpoint
 from groupline.training.run import check_unused
 from groupline.training.sinks import Sink, open_sinks
+from groupline.training.trainee import Say, make_ready
 
 BINS = 10
 
@@ -72,12 +75,15 @@ def reward_model(
     such as dicts or a `datasets.Dataset` (see `read_pairs`). A causal LM is copied and stays as it is; a reward model,
     passed in or named, is trained further, in place.
     The folder loads with `load_reward_model`, and with `AutoModelForSequenceClassification` if the adapter is merged.
-    sinks: trackers of the caller's own, beside those of `report_to`.
+    sinks: trackers of the caller's own, beside those of `report_to`. With `resume` the run in `output_dir` goes on from
+    a checkpoint; what is given must then be what it was first given.
     ConfigError: there are no pairs, or one is too long; ValueError: a row is no pair, or has a `margin` that is no
     number.
     """
     told = open_sinks(config.report_to, sinks, say)
-    check_unused(config)
+    found = find_checkpoint(config, say, "reward_model")
+    if config.resume is False:
+        check_unused(config)
     train_on, measure_on = the_pairs(config, pairs, eval_pairs)
     for pair in train_on:
         margin_of(pair)
@@ -91,6 +97,9 @@ def reward_model(
     say(f"reward model: {len(examples)} pairs, {len(held)} held out, {dropped + dropped_held} too long")
     trainee = make_ready(
         config, scorer, tokenizer, say, why_not_shared=why_scores_not_shared, passed_in=passed_in, task="SEQ_CLS"
+    )
+    keeper = Keeper.of(
+        config, "reward_model", trainee, found, *([p.row() for p in given] for given in (examples, held))
     )
     center = config.center_rewards_coefficient or 0.0
 
@@ -107,11 +116,11 @@ def reward_model(
     def measure() -> dict[str, Any] | None:
         return measured(measure_pairs(trainee, held, loss)) if held else None
 
-    before = measure()
-    done = run_updates(config, examples, update, say, line, told)
+    done, before, after = run_updates(config, examples, update, measure, say, line, told, keeper)
     results = {"method": "reward_model", "model": config.model, "seed": config.seed, **done}
-    results |= {"dropped": dropped + dropped_held, "held_out": {"pairs": len(held), "before": before}}
-    results["held_out"]["after"] = after = measure()
+    results |= {
+        "dropped": dropped + dropped_held, "held_out": {"pairs": len(held), "before": before, "after": after}
+    }  # fmt: skip
     if after is not None:
         low, high = after["accuracy"]["wilson"]
         say(

@@ -1,7 +1,7 @@
 """A run's folder: one run each, files whole at any moment.
 
 config.yaml, plan.txt, metrics.jsonl (a row a step), rollouts.jsonl (a row an answer), held_out.jsonl, alarms.jsonl,
-results.json, model/, checkpoint-<step>/.
+results.json, model/, value_model/ (of PPO), checkpoint-<step>/.
 """
 
 from __future__ import annotations
@@ -69,6 +69,16 @@ def begin(settings: RunSettings, sinks: Sinks) -> Path:
     return folder
 
 
+def begin_again(settings: RunSettings, sinks: Sinks, sizes: Mapping[str, int]) -> Path:
+    """The folder of a run that goes on: rows cut to these sizes in bytes, sinks told so, the settings as they are now."""
+    folder = Path(settings.output_dir)
+    seen = last_step(folder / ROWS[0])
+    _cut(folder, sizes)
+    sinks.start(run_info(settings, folder, resumed=True), seen)
+    settings.model_copy(update={"resume": False, "overwrite": False}).save(folder / "config.yaml")
+    return folder
+
+
 def clear_unsaved(folder: Path) -> None:
     """Remove what a run left that was killed before its first checkpoint; anything else stays, and is refused."""
     if folder.is_dir():
@@ -82,7 +92,7 @@ def clear_unsaved(folder: Path) -> None:
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
     own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb")
-    return path.name in own or path.name.startswith((".checkpoint-", ".model-"))
+    return path.name in own or path.name.startswith((".checkpoint-", ".model-", ".value_model-"))
 
 
 class RunFolder:
@@ -91,14 +101,7 @@ class RunFolder:
     def __init__(self, config: Config, sizes: Mapping[str, int] | None = None, sinks: Sinks | None = None) -> None:
         """sizes: of a run to go on with, the bytes of each file of rows that count; later ones are cut off."""
         self.config, self.sinks = config, sinks or Sinks()
-        if sizes is None:
-            self.path = begin(config, self.sinks)
-        else:
-            self.path = Path(config.output_dir)
-            seen = last_step(self.path / ROWS[0])
-            _cut(self.path, sizes)
-            self.sinks.start(run_info(config, self.path, resumed=True), seen)
-            config.model_copy(update={"resume": False, "overwrite": False}).save(self.path / "config.yaml")
+        self.path = begin(config, self.sinks) if sizes is None else begin_again(config, self.sinks, sizes)
         self._writers = [JsonlWriter(self.path / name) for name in ROWS]
         self._metrics, self._rollouts, self._held_out, self._alarms = self._writers
 

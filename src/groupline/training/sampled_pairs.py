@@ -15,8 +15,9 @@ from groupline.sampling import Engine
 from groupline.tasks.pairs import pairs_of_groups
 from groupline.tasks.source import held_out_problems, training_problems
 from groupline.training.collect import collect, encode_problems
+from groupline.training.judges import judges_of
 from groupline.training.run import check_unused, claim
-from groupline.training.setup import judges_of, prompt_limit, sampling_of
+from groupline.training.setup import prompt_limit, sampling_of
 
 FILES = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 

@@ -15,14 +15,13 @@ from groupline.models.load import Precision, choose_precision, load_model, load_
 from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
-from groupline.records import Problem, SamplingParams
-from groupline.rewards import Judging, MathVerify, Reward, reward_notes, unreadable_answers
+from groupline.records import SamplingParams
+from groupline.rewards import Judging, Reward, reward_notes
 from groupline.rewards.columns import column_names
-from groupline.rewards.registry import reward_list
 from groupline.sampling import Engine
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
-from groupline.tasks.task import get_task
 from groupline.training.collect import ProblemStream, Prompted, Stream, encode_problems
+from groupline.training.judges import check_gold, judges_of
 from groupline.training.optim import Optimiser
 from groupline.training.step import Scorer
 
@@ -100,7 +99,7 @@ def prepare(
             "another distribution's; use no filter, or beta: 0"
         )
     precision = choose_precision(config.device, config.precision)
-    judges = list(rewards) if rewards is not None else judges_of(config)
+    judges = judges_of(config, rewards)
     Judging(judges)  # raises for what could not be called later
     wanted = min(MOST_PROBLEMS, config.steps * config.prompts_per_step)
     if stream is not None:
@@ -114,7 +113,7 @@ def prepare(
         raise ConfigError("there are no problems to train on: `problems` is empty")
     for asked in (train_on, measure_on):
         column_names(asked, ("prefill",))  # raises for what reward functions could not be given
-    _check_gold(judges, [*train_on, *measure_on])
+    check_gold(judges, [*train_on, *measure_on])
     tokenizer = tokenizer or load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     passed_in = model is not None
     policy: Any = model if model is not None else load_model(config.model, trust_remote_code=config.trust_remote_code)
@@ -164,7 +163,10 @@ def prepare(
 
 
 def objective_of(config: Config, row: Objective | None = None) -> Objective:
-    """The row, by default the one that is named, with the configuration's changes."""
+    """The row, by default the one that is named, with the configuration's changes.
+
+    ConfigError: what the row cannot be changed to, and settings of a KL penalty that has no weight.
+    """
     changes: dict[str, Any] = {
         "clip_low": config.epsilon,
         "clip_high": config.epsilon_high if config.epsilon_high is not None else config.epsilon,
@@ -174,14 +176,24 @@ def objective_of(config: Config, row: Objective | None = None) -> Objective:
         "mask_truncated": config.mask_truncated_completions,
         "top_entropy": config.top_entropy_quantile,
         "beta": config.beta,
+        "kl": config.kl,
+        "kl_place": config.kl_place,
     }
     try:
         row = row or get_objective(config.objective)
-        if config.beta and row.kl == "none":
+        if config.beta and row.kl == "none" and config.kl is None:
             changes["kl"] = "k3"
-        return row.replace(**{k: v for k, v in changes.items() if v is not None})
+        changed = row.replace(**{k: v for k, v in changes.items() if v is not None})
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    idle = [name for name in ("kl", "kl_place") if getattr(config, name) is not None]
+    if idle and changed.beta == 0:
+        raise ConfigError(
+            f"{' and '.join(idle)} would change nothing, as beta is 0 "
+            f"({f'the default of {row.name}' if config.beta is None else 'as set'}); set beta above 0, or leave "
+            f"{'it' if len(idle) == 1 else 'them'} out"
+        )
+    return changed
 
 
 def sampling_of(config: Config) -> SamplingParams:
@@ -200,32 +212,6 @@ def eval_sampling_of(config: Config) -> SamplingParams:
     return SamplingParams(
         temperature=config.eval_temperature, max_new_tokens=config.max_completion_length, stop=config.stop
     )
-
-
-def judges_of(config: Config) -> list[Reward]:
-    """The reward functions that the configuration names, or its task's own."""
-    names = config.rewards
-    if names is None:
-        names = ("correct_number",) if config.train_file else get_task(config.task).rewards
-    if config.reward_weights is not None and len(config.reward_weights) != len(names):
-        raise ConfigError(f"{len(config.reward_weights)} reward_weights for the rewards {', '.join(names)}")
-    return reward_list(names, config.reward_weights, config.reward_timeouts)
-
-
-def _check_gold(judges: Sequence[Reward], problems: Sequence[Problem]) -> None:
-    answers = [p.answer for p in problems]
-    for judge in judges:
-        if judge.name == "correct_number":
-            rows, lack = unreadable_answers(answers), "hold no number"
-        elif isinstance(judge.function, MathVerify):
-            rows, lack = judge.function.unreadable_answers(answers), "cannot be read as mathematics"
-        else:
-            continue
-        if rows:
-            shown = ", ".join(f"{problems[r].id} ({problems[r].answer!r})" for r in rows[:5])
-            raise ConfigError(
-                f"the gold answers of {len(rows)} problems {lack}, so {judge.name} cannot judge them: {shown}"
-            )
 
 
 def prompt_limit(config: Config, model: Any) -> int | None:

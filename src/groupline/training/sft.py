@@ -16,12 +16,16 @@ from groupline.models.load import load_model, load_tokenizer
 from groupline.models.logprobs import find_head, token_logprobs
 from groupline.models.new import NewModel, new_model, new_tokenizer
 from groupline.models.packing import by_tokens, causal_lm, eval_mode, hidden_states, pack, why_not_shared
+from groupline.objective import supervised_loss
 from groupline.records import Problem
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
-from groupline.training.loop import Say, Trainee, UpdateSettings, finish, make_ready, run_updates
+from groupline.training.loop import finish, run_updates
+from groupline.training.loop_resume import Keeper
 from groupline.training.optim import Optimiser
+from groupline.training.resume import find_checkpoint
 from groupline.training.run import check_unused
 from groupline.training.sinks import Sink, open_sinks
+from groupline.training.trainee import Say, Trainee, UpdateSettings, make_ready
 
 Example = tuple[list[int], list[list[int]]]  # a prompt and the answers to learn from
 
@@ -38,6 +42,7 @@ class SftConfig(UpdateSettings):
     solution_columns: tuple[str, ...] = Field(default=("solution",), min_length=1)
     """Columns that hold answers to learn from; a column named twice counts twice."""
     steps: Positive = 300
+    """Updates."""
     learning_rate: float = Field(default=1e-3, gt=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "cosine"
     output_dir: str = "runs/sft"
@@ -57,11 +62,14 @@ def sft(
 
     model, tokenizer, problems and held_out take the place of what the configuration names: the model is trained in
     place, and problems are `Problem`s, dicts or a `datasets.Dataset`. The loss on held-out problems is in nats a token,
-    before and after. sinks: trackers of the caller's own, beside those of `report_to`.
+    before and after. sinks: trackers of the caller's own, beside those of `report_to`. With `resume` the run in
+    `output_dir` goes on from a checkpoint; what is given must then be what it was first given.
     ValueError: a problem lacks a column to learn from; ConfigError: there are no problems.
     """
     told = open_sinks(config.report_to, sinks, say)
-    check_unused(config)
+    found = find_checkpoint(config, say, "sft")
+    if config.resume is False:
+        check_unused(config)
     train_on = training_problems(config, config.problems) if problems is None else given_problems(config, problems)
     measure_on = _held_out(config, problems is not None) if held_out is None else given_problems(config, held_out)
     if not train_on:
@@ -86,7 +94,7 @@ def sft(
         ]  # fmt: skip
 
     examples, held = encoded(train_on), encoded(measure_on)
-    before = _measure(trainee, held)
+    keeper = Keeper.of(config, "sft", trainee, found, examples, held)
 
     def update(batch: list[Example]) -> dict[str, float]:
         loss, tokens, facts = _update(
@@ -94,8 +102,16 @@ def sft(
         )
         return {"loss": loss, "tokens": tokens, **facts}
 
-    done = run_updates(config, examples, update, say, lambda row: f"loss {row['loss']:.4f}", told)
-    after = _measure(trainee, held)
+    done, before, after = run_updates(
+        config,
+        examples,
+        update,
+        lambda: _measure(trainee, held),
+        say,
+        lambda row: f"loss {row['loss']:.4f}",
+        told,
+        keeper,
+    )
     results = {"method": "sft", "model": config.model, "seed": config.seed, **done}
     results["held_out"] = {"problems": len(held), "before": before, "after": after}
     if before is not None and after is not None:
@@ -145,7 +161,7 @@ def _mean_loss(
         with torch.autocast(device.type, compute, enabled=compute != torch.float32):
             hidden = hidden_states(model, row, shared)
             logp, _ = token_logprobs(hidden, find_head(causal_lm(model)), row.targets)
-        loss = -logp.sum() / total
+        loss = supervised_loss(logp, total)
         if backward is not None:
             backward(loss)
         loss_sum += float(loss.detach())
