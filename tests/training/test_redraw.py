@@ -138,5 +138,5 @@ def test_a_length_punishment_beside_rewards_of_ones_own(tmp_path: Path, model: n
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="overlong_buffer is 11; it can be no more than max_completion_length, 10"):
         config(tmp_path, overlong_buffer=11)
-    with pytest.raises(ConfigError, match="dynamic_sampling replaces groups .*; PPO compares none"):
+    with pytest.raises(ConfigError, match=r"dynamic_sampling replaces groups .*; PPO compares none"):
         config(tmp_path, objective="ppo", dynamic_sampling=1)
