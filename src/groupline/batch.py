@@ -31,6 +31,7 @@ class MicroBatch:
     old_logp and ref_logp [M] are filled by the trainer: by the first pass (or the sampler), and by the reference pass.
     importance [M], if any, multiplies the policy term and not the KL. old_values and returns [M] are PPO's.
     answers: places of the row's answers in the step, group by group. part: number of the update that it belongs to.
+    logp, entropy [M]: as the last training pass found them, for the log.
     """
 
     row: PackedRow
@@ -44,6 +45,8 @@ class MicroBatch:
     old_values: Tensor | None = None
     returns: Tensor | None = None
     part: int = 0
+    logp: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 @dataclass

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from groupline.cli import main
 from groupline.report import figures
 from groupline.report.figure import load_pyplot, save
 from groupline.report.figures import estimators, groups, models, progress, write_figures
@@ -309,3 +310,29 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ImportError, match=r"pip install 'groupline\[plot\]'"):
         write_figures([], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("only_named")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--figures"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(Path("figures/ppo_to_grpo.png"))
+    run = write_run(tmp_path / "run", STEPS)
+    assert main(["report", str(run), "--figures", "--out", "there"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert f"no ability: {run} has no evaluation before and after in results.json" in said
+    assert str(Path("there/length_accuracy.svg")) in said
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "name a run's folder"),
+        (["--figures", "--open"], "--open and --rollouts concern the page, and --figures writes none; leave them out"),
+        (["--figures", "--rollouts", "0"], "--open and --rollouts concern the page"),
+        (["--figures", "nowhere"], "nowhere holds no metrics.jsonl, so it is not a run's folder"),
+    ],
+)
+def test_what_the_command_refuses(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *args]) == 2
+    assert f"groupline report: {message}" in capsys.readouterr().err

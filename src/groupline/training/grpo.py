@@ -26,6 +26,7 @@ from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved,
 from groupline.training.setup import Setup, prepare
 from groupline.training.sinks import Sink, Sinks, open_sinks
 from groupline.training.summary import summarise, with_logged
+from groupline.training.token_log import token_rows
 
 Say = Callable[[str], None]
 
@@ -162,7 +163,8 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
     metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
     metrics = with_logged(metrics, logged)
     idle = [0.0] * sum(len(g.rollouts) for g in drawn.replaced)
-    folder.log(metrics, [*groups, *drawn.replaced], batch.advantages.tolist() + idle)
+    by_token = token_rows(batch, groups, setup.objective, config.log_tokens) if config.log_rollouts else {}
+    folder.log(metrics, [*groups, *drawn.replaced], batch.advantages.tolist() + idle, by_token)
     return metrics
 
 

@@ -36,8 +36,8 @@ from groupline.training.setup import Setup, describe
 # Settings that a resumed run may change: where and what it writes, and memory. `steps` may under a constant rate.
 FREE = frozenset(
     {
-        "cache_gib", "device", "eval_every", "log_rollouts", "max_rows", "merge_adapter", "micro_batch_tokens",
-        "output_dir", "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
+        "cache_gib", "device", "eval_every", "log_rollouts", "log_tokens", "max_rows", "merge_adapter",
+        "micro_batch_tokens", "output_dir", "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
         "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip

@@ -157,6 +157,7 @@ def train_step(
             raise NonFinite(_blame(micro, logp, per_token))
         optimiser.backward(loss)
         facts.add(loss.detach(), entropy, policy_facts, (logp - micro.sampler_logp).abs() if comparable else None)
+        micro.logp, micro.entropy = logp, entropy.detach()
         if micro.old_logp is None:
             micro.old_logp = logp
     return facts.metrics() | optimiser.step()
