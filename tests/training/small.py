@@ -69,7 +69,7 @@ EVEN = Reward("even_share", even_share)
 
 
 def run(settings: Config, model: nn.Module, tokenizer: Any, **given: Any) -> dict[str, Any]:
-    """`train` in silence, on copies: the model passed in stays as it is unless `inplace`."""
+    """`train` in silence; the model passed in is the one that is trained."""
     given = {"problems": sums(12), "held_out": [], "rewards": [EVEN], **given}
     return train(settings, given.pop("say", lambda line: None), model=model, tokenizer=tokenizer, **given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,6 +97,11 @@ def hard(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(ids[0] % 7 == 0) for ids in completion_ids]
 
 
+def spread(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Another number for every answer."""
+    return [sum((i + 1) * (place + 1) ** 2 for place, i in enumerate(ids)) / 1e4 for ids in completion_ids]
+
+
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
 
@@ -120,8 +126,9 @@ def test_a_run(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
 
 
 def test_where_every_group_has_signal_nothing_changes(tmp_path: Path, model: nn.Module, tokenizer: Any) -> None:
-    plain = run(config(tmp_path / "plain"), model, tokenizer)
-    same = run(config(tmp_path / "same", dynamic_sampling=4), model, tokenizer)
+    plain = run(config(tmp_path / "plain"), copy.deepcopy(model), tokenizer, rewards=[Reward("spread", spread)])
+    same = run(config(tmp_path / "same", dynamic_sampling=4), model, tokenizer, rewards=[Reward("spread", spread)])
+    assert all(r["frac_groups_with_signal"] == 1 for r in plain["steps"])
     assert [r["reward"] for r in plain["steps"]] == [r["reward"] for r in same["steps"]]
     logged = [rows(tmp_path / name, "rollouts.jsonl") for name in ("plain", "same")]
     assert logged[0] == logged[1]
