@@ -40,7 +40,7 @@ def main() -> None:
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]})
         thread.start()
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1000, "height": 1000}, color_scheme="light", reduced_motion="reduce")
+        page = browser.new_page(viewport={"width": 1000, "height": 960}, color_scheme="light", reduced_motion="reduce")
         page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}/")
         page.wait_for_function("() => view.runs.length === 1")
         page.locator("#bar").evaluate("(x) => x.scrollIntoView({block: 'start'})")
