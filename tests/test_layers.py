@@ -19,7 +19,7 @@ LINES = (
     ("sampling",),
     ("batch", "training", "evaluation", "comparison"),
     ("report",),
-    ("trl", "arguments", "cli", "commands"),
+    ("trl", "arguments", "cli", "commands", "__main__"),
 )
 LINE_OF = {part: number for number, line in enumerate(LINES) for part in line}
 SOURCE = Path(groupline.__file__).parent

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from groupline.models.memory import free_memory
 from groupline.models.packing import PackedRow, causal_lm, pack
 from groupline.objective import Objective, group_advantages, token_weights
+from groupline.parallel.deal import share_out
 from groupline.records import Completion, Group
 
 # Row tokens of a micro-batch: products are slower below the first and no faster above the second (above MOST_ON_CPU on
@@ -30,7 +31,8 @@ class MicroBatch:
 
     old_logp and ref_logp [M] are filled by the trainer: by the first pass (or the sampler), and by the reference pass.
     importance [M], if any, multiplies the policy term and not the KL. old_values and returns [M] are PPO's.
-    answers: places of the row's answers in the step, group by group. part: number of the update that it belongs to.
+    answers: places of the row's answers in the step, group by group; none in a row that only keeps a rank in step with
+    the others. part: number of the update that it belongs to.
     logp, entropy [M]: as the last training pass found them, for the log.
     """
 
@@ -54,7 +56,8 @@ class Batch:
     """One rollout as the optimiser sees it. Every loss is (weights * per_token).sum() over all micro-batches.
 
     advantages [S] and lengths [S] (trained tokens, 0 for an answer masked out) are those of every answer; answers that
-    carry no gradient are in no micro-batch (`skipped` of them) and still count in the weights' denominators.
+    carry no gradient are in no micro-batch (`skipped` of them) and still count in the weights' denominators. Of several
+    ranks each has its own micro-batches; `total` and `row_tokens` count those of all.
     """
 
     micro_batches: list[MicroBatch]
@@ -62,10 +65,8 @@ class Batch:
     lengths: Tensor
     skipped: int
     parts: int = 1
-    row_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.row_tokens = sum(len(m.row.input_ids) for m in self.micro_batches)
+    total: int = 0
+    row_tokens: int = 0
 
     def updates(self) -> Iterator[Batch]:
         """This batch as one pass trains on it: what each optimiser step takes, in order."""
@@ -90,6 +91,9 @@ def make_batch(
     skip_idle: bool = True,
     parts: int = 1,
     seed: int | str = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    in_step: bool = False,
 ) -> Batch:
     """Advantages, weights and packed micro-batches of one step.
 
@@ -98,6 +102,9 @@ def make_batch(
     off). skip_idle: leave answers with exactly no gradient out of the micro-batches. parts: optimiser steps that a pass
     is cut into: the answers are shuffled by the seed and shared out evenly, whatever their group. Weights are counted
     over the whole rollout, times `parts`, so every update divides by an average part and none by what fell into it.
+    rank, ranks: of several processes that all hold these groups, the one whose share of the micro-batches is made; all
+    are weighed alike, and each rank has about as many row tokens. in_step: fill up with rows of no weight, so that every
+    rank has as many micro-batches.
     Raises ValueError if groups differ in size, if parts does not divide the answers, or if a sampler's log-prob is not
     finite, naming the first.
     """
@@ -127,16 +134,29 @@ def make_batch(
     idle = advantages == 0 if skip_idle and _kl_free(objective) else torch.zeros(len(completions), dtype=torch.bool)
     used = ((lengths > 0) & ~idle).tolist()
     part_of = _share_out(len(used), parts, seed)
-    micro = []
+    prompts, own = [len(g.rollouts[0].completion.prompt_ids) for g in groups], [len(c.ids) - 1 for c in completions]
+    micro: list[MicroBatch] = []
+    total = row_tokens = 0
     for part in range(parts):
-        items: list[tuple[list[int], int]] = []
-        for b in range(len(groups)):
-            alive = [i for i in range(b * size, (b + 1) * size) if used[i] and part_of[i] == part]
-            items += _split(alive, completions, micro_batch_tokens)
-        for answers in _bins(items, micro_batch_tokens):
-            micro.append(_micro_batch(answers, completions, size, advantages, weights, device))
-            micro[-1].part = part
-    return Batch(micro, advantages, lengths, skipped=len(used) - sum(used), parts=parts)
+        alive = [
+            [i for i in range(b * size, (b + 1) * size) if used[i] and part_of[i] == part] for b in range(len(groups))
+        ]
+        bins = share_out(alive, prompts, own, micro_batch_tokens, ranks)
+        rows = [_micro_batch(answers, completions, size, advantages, weights, device) for answers, _ in bins[rank]]
+        if in_step:
+            rows += [_weightless(device) for _ in range(max(map(len, bins)) - len(rows))]
+        for row in rows:
+            row.part = part
+        micro += rows
+        total += sum(map(len, bins))
+        row_tokens += sum(n for rows in bins for _, n in rows)
+    skipped = len(used) - sum(used)
+    return Batch(micro, advantages, lengths, skipped, parts=parts, total=total, row_tokens=row_tokens)
+
+
+def _weightless(device: torch.device | str) -> MicroBatch:
+    zero = torch.zeros(1, device=device)
+    return MicroBatch(pack([[0]], [[[0]]], device), [], zero, zero, zero)
 
 
 def _share_out(answers: int, parts: int, seed: int | str) -> list[int]:
@@ -155,33 +175,6 @@ def _share_out(answers: int, parts: int, seed: int | str) -> list[int]:
 def _kl_free(objective: Objective) -> bool:
     """Whether an answer's gradient is its advantage times something, so that advantage 0 means no gradient."""
     return objective.beta == 0 or objective.kl_place == "reward"
-
-
-def _split(alive: list[int], completions: Sequence[Completion], tokens: int) -> list[tuple[list[int], int]]:
-    """(answers of one group, row tokens), in pieces of at most `tokens` (or one answer, if that alone is more).
-
-    Each piece repeats the prompt, so few are wanted. They are not evened out: a full piece and a small rest that finds
-    room beside other groups' rests make fewer micro-batches than equal pieces do.
-    """
-    if not alive:
-        return []
-    prompt = len(completions[alive[0]].prompt_ids)
-    own = {i: len(completions[i].ids) - 1 for i in alive}
-    pieces = _bins([([i], n) for i, n in own.items()], tokens - prompt)
-    return [(sorted(piece), prompt + sum(own[i] for i in piece)) for piece in pieces]
-
-
-def _bins(items: list[tuple[list[int], int]], tokens: int) -> list[list[int]]:
-    """First-fit decreasing, sizes within `tokens` but for single ones over it: few bins, and like sizes together."""
-    bins: list[tuple[list[int], int]] = []
-    for answers, size in sorted(items, key=lambda item: -item[1]):
-        for k, (held, total) in enumerate(bins):
-            if total + size <= tokens:
-                bins[k] = ([*held, *answers], total + size)
-                break
-        else:
-            bins.append((answers, size))
-    return [answers for answers, _ in bins]
 
 
 def _micro_batch(

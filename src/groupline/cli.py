@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from groupline import commands
 from groupline.arguments import numbers, settings, switch, take
 from groupline.config import Config
+from groupline.parallel.mesh import Elsewhere, RankLost, is_main, refuse_ranks
 from groupline.report.ability import ability_table, write_ability
 from groupline.report.comparison import comparison_table, write_comparison
 from groupline.report.curves import write_curves
@@ -67,11 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _quiet_libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:
+        if args[0] != "train":
+            refuse_ranks(f"groupline {args[0]}")
         return known[args[0]](args[1:])
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError, RankLost, Elsewhere) as error:
         if os.environ.get("GROUPLINE_TRACEBACK"):
             raise
-        print(f"groupline {args[0]}: {error}", file=sys.stderr)
+        if is_main() or isinstance(error, RankLost):  # any other one rank 0 raises too
+            print(f"groupline {args[0]}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"groupline {args[0]}: interrupted", file=sys.stderr)
@@ -110,6 +114,8 @@ def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any
 
     with Display() as display:
         results = method(config, display.say)
+    if not is_main():
+        return 130 if results["interrupted"] else 0
     run = Path(config.output_dir)
     figures = _figures(lambda: write_curves(run))
     if figures.startswith("no"):

@@ -224,6 +224,14 @@ class Config(ResumableSettings):
     stop_on_alarm: bool = False
     """End the run, its model saved, when an alarm says that it is broken."""
 
+    # Memory, and several processes
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs for the backward pass, which computes the rest again: less memory, a third more time."""
+    parallel: Literal["auto", "replicate", "fsdp"] = "auto"
+    """With torchrun: every process has a copy of the model, or a share of it (FSDP2); auto shares what does not fit."""
+    rank_timeout: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds that one process may keep the others waiting; then the run ends and says who waited for whom."""
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []

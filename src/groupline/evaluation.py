@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupline.metrics import pass_at_k_curve
+from groupline.parallel.mesh import SOLO, World
 from groupline.records import Group, SamplingParams
 from groupline.rewards import Reward
 from groupline.sampling import Engine
@@ -23,12 +24,13 @@ def evaluate(
     ks: Sequence[int] | None = None,
     seed: int = 0,
     state: Any = None,
+    world: World = SOLO,
 ) -> tuple[dict[str, Any], list[Group]]:
     """(measures, the groups they come from). Changes nothing that training uses: draws have keys of their own.
 
     The same problems and seed give paired results before and after training. ks: by default the powers of two up to
     `samples`. An answer is right if the first reward function gives it 1 or more. state: what reward functions receive
-    as `trainer_state`; what they log as metrics is under `logged`.
+    as `trainer_state`; what they log as metrics is under `logged`. world: the problems are dealt over its ranks.
     """
     logged: dict[str, float] = {}
     groups, seconds = collect(
@@ -42,6 +44,7 @@ def evaluate(
         label="held-out",
         state=state,
         log=logged.update,
+        world=world,
     )
     ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples] if ks is None else ks
     measured = summarise_held_out(groups, rewards[0].name, ks) | {"seconds": seconds}

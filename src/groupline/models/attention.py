@@ -99,6 +99,11 @@ def _check_window(module: nn.Module, layer: int, window: int | None) -> None:
 AttentionInterface.register(NAME, _attention)
 
 
+def active_plan() -> AttentionPlan | None:
+    """The plan that forwards run under now, if any."""
+    return _active.get()
+
+
 @contextmanager
 def planned(plan: AttentionPlan) -> Iterator[None]:
     """Run forwards of models whose attention is `NAME` under `plan`."""

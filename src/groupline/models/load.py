@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupline.runlog import fsync
@@ -170,11 +170,12 @@ def save_model(
     card: str | None = None,
     max_shard_size: str = "5GB",
     also: Callable[[Path], None] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write model (or adapter) and tokenizer in Hugging Face format: all files first, then renamed into place.
 
     card: text of README.md. max_shard_size: a model that is larger is written as several safetensors files and an index.
-    also: writes further files into the folder that it is given.
+    also: writes further files into the folder that it is given. weights: in place of the model's own, under its names.
     A kill leaves either the earlier folder or the new one whole, the earlier one at worst under the name
     `.<name>-<random>-old`; what such a kill left behind is removed by the next save.
     """
@@ -184,11 +185,12 @@ def save_model(
             shutil.rmtree(leftover)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     os.chmod(temporary, 0o755)
+    own = {} if weights is None else {"state_dict": dict(weights)}
     if isinstance(model, PeftModel):
-        model.save_pretrained(str(temporary))
+        model.save_pretrained(str(temporary), **own)
     else:
         _make_savable(model)
-        model.save_pretrained(temporary, max_shard_size=max_shard_size)  # type: ignore[operator]
+        model.save_pretrained(temporary, max_shard_size=max_shard_size, **own)  # type: ignore[operator]
     tokenizer.save_pretrained(temporary)
     if also is not None:
         also(temporary)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from groupline.models.lora_linear import fuse_lora as fuse_lora
 from groupline.models.packing import causal_lm
+from groupline.parallel.mesh import whole
 
 
 def add_lora(
@@ -58,7 +59,7 @@ class Mirror:
     """
 
     def __init__(self, policy: nn.Module, dtype: torch.dtype | None = None) -> None:
-        source = causal_lm(policy)
+        self._source = source = causal_lm(policy)
         shared = {id(t): t for t in chain(source.parameters(), source.buffers())}
         self.borrowed = {id(p) for p in source.parameters()}  # the policy's own, which must stay where they are
         self.model = copy.deepcopy(source, shared)
@@ -77,12 +78,32 @@ class Mirror:
         for fill in self._fills:
             fill()
 
+    def part(self) -> None:
+        """Make weights that are the policy's own the sampler's, at their place: the policy will hold others (shares).
+
+        They are then brought up to date like folded ones, by whole values that every rank gathers.
+        """
+        for name, module in self.model.named_modules():
+            for key, own in module._parameters.items():
+                if own is not None and id(own) in self.borrowed and own.requires_grad:
+                    self._fills.append(_filler(own, self._origin(name, module), key))
+
+    def _origin(self, name: str, module: nn.Module) -> Any:
+        """The policy's module that one here is made of: of a folded one its base."""
+        source: Any = self._source.get_submodule(name)
+        return (
+            source.get_base_layer() if isinstance(source, LoraLayer) and not isinstance(module, LoraLayer) else source
+        )
+
     def _fold(self, name: str, layer: Any, dtype: torch.dtype | None) -> None:
         base = layer.get_base_layer()
         active = [a for a in layer.active_adapters if a in layer.lora_A]
         plain_lora = not any(a in layer.lora_variant or layer.lora_bias.get(a, False) for a in active)
         if not isinstance(base, nn.Linear) or not plain_lora:
             return  # the layer keeps its adapter and runs it at every step: slower, never stale
+        source: Any = self._source.get_submodule(
+            name
+        )  # whose weights are looked up anew: sharing a model out replaces them
         plain = copy.copy(base)
         plain._parameters = dict(base._parameters)
         weight = nn.Parameter(torch.empty_like(base.weight, dtype=dtype or base.weight.dtype), requires_grad=False)
@@ -91,26 +112,37 @@ class Mirror:
         setattr(self.model.get_submodule(parent), child, plain)
 
         def fill() -> None:
-            total: Tensor = base.weight
+            total = whole(source.get_base_layer().weight)
             for a in active:
-                up, down = layer.lora_B[a].weight, layer.lora_A[a].weight
+                up, down = whole(source.lora_B[a].weight), whole(source.lora_A[a].weight)
                 wide = torch.promote_types(total.dtype, up.dtype)  # peft keeps fp32 adapters on a half-precision base
-                total = torch.addmm(total.to(wide), up, down, alpha=layer.scaling[a])
+                total = torch.addmm(total.to(wide), up, down, alpha=source.scaling[a])
             weight.copy_(total)
 
         self._fills.append(fill)
 
     def _cast(self, dtype: torch.dtype) -> None:
         copies: dict[int, nn.Parameter] = {}
-        for module in self.model.modules():
+        for name, module in self.model.named_modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is None or parameter.dtype == dtype or not parameter.is_floating_point():
                     continue
                 if id(parameter) not in copies:
                     own = nn.Parameter(torch.empty_like(parameter, dtype=dtype), requires_grad=False)
                     copies[id(parameter)] = own
-                    self._fills.append(lambda own=own, parameter=parameter: own.copy_(parameter))  # type: ignore[misc]
+                    self._fills.append(_filler(own, self._origin(name, module), key))
                 module._parameters[key] = copies[id(parameter)]
+
+
+def _filler(own: Tensor, module: nn.Module, key: str) -> Callable[[], None]:
+    """What copies a parameter of the policy, looked up at each call: sharing a model out replaces it."""
+
+    def fill() -> None:
+        source = module._parameters[key]
+        if source is not None and source is not own:
+            own.copy_(whole(source))
+
+    return fill
 
 
 def is_peft(model: nn.Module) -> bool:

@@ -9,6 +9,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from groupline.parallel.mesh import own_share
+
 
 def free_memory(device: torch.device) -> int:
     """Bytes that the device can still give."""
@@ -33,13 +35,13 @@ def weights_of(models: Mapping[str, nn.Module | Mapping[str, Tensor]]) -> dict[s
     """The weights of each model, by name, that no model before it holds already: what having it costs.
 
     A reference that is the policy with its adapter off adds nothing, a value model on its own copy adds a whole one.
-    Buffers, gradients, optimiser state and the sampler's copies are not in it.
+    Of a model in shares it is this process's. Buffers, gradients, optimiser state and the sampler's copies are not in it.
     """
     seen: set[tuple[str, int]] = set()
     found: dict[str, Weights] = {}
     for name, model in models.items():
         own: Weights = {"parameters": 0, "bytes": 0}
-        for tensor in model.parameters() if isinstance(model, nn.Module) else model.values():
+        for tensor in map(own_share, model.parameters() if isinstance(model, nn.Module) else model.values()):
             key = (str(tensor.device), tensor.data_ptr())
             if key not in seen:
                 seen.add(key)

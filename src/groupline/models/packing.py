@@ -113,6 +113,15 @@ def decoder(model: nn.Module) -> Any:
     return causal_lm(model).base_model
 
 
+def layers_of(body: nn.Module) -> list[Any]:
+    """The decoder's layers: the list of modules that holds most of its weights. ValueError if there is none."""
+    lists = [m for m in body.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    if not lists:
+        raise ValueError(f"{type(body).__name__} has no list of layers")
+    sizes = [sum(p.numel() for p in found.parameters()) for found in lists]
+    return list(lists[sizes.index(max(sizes))])
+
+
 def hidden_states(model: nn.Module, row: PackedRow, shared: bool = True) -> Tensor:
     """Hidden states [M, H] that predict the scored tokens, in `row.targets`' order.
 

@@ -34,6 +34,11 @@ class Reference:
             self.kind = "starting adapter"
             self._saved = {n: p.detach().clone() for n, p in policy.named_parameters() if p.requires_grad}
 
+    @property
+    def own_model(self) -> nn.Module | None:
+        """The model it is, where it is not the policy with other weights."""
+        return self._copy if self.kind == "frozen copy" else None
+
     def state(self) -> dict[str, Tensor]:
         """The weights that are its own, by name; none where they are the policy's base."""
         return dict(self._copy.named_parameters()) if self.kind == "frozen copy" else self._saved

@@ -6,22 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from groupline.alarms import Alarm, Watch, verdict
-from groupline.runlog import read_jsonl
 from groupline.training.run import RunFolder
 from groupline.training.setup import Setup
+from groupline.training.sharing import NoFolder
 
 
 class Alarms:
     """Follows one run. before: evaluations of a run that goes on, whose steps are in the folder already."""
 
     def __init__(
-        self, setup: Setup, folder: RunFolder, say: Callable[[str], None], before: Sequence[Mapping[str, Any]] = ()
+        self,
+        setup: Setup,
+        folder: RunFolder | NoFolder,
+        say: Callable[[str], None],
+        before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.folder, self.say = folder, say
         self._stops = setup.config.stop_on_alarm
         self._watch = Watch(setup.config.max_completion_length, {r.name: r.weight for r in setup.rewards})
-        rows = read_jsonl(folder.path / "metrics.jsonl")
-        self._watch.replay(rows, [(row["step"], row["pass@1"]) for row in before])
+        self._watch.replay(folder.rows(), [(row["step"], row["pass@1"]) for row in before])
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._raise(self._watch.step(metrics))

@@ -2,6 +2,7 @@
 
 `checkpoint-<step>/` holds weights.safetensors (what trains), reference.safetensors (where it cannot be had again),
 torch_state.pt (optimiser and random generators), state.json (everything else), manifest.json (size and SHA-256 of each).
+Of a model in shares, PyTorch's distributed format (.metadata and *.distcp) takes the place of the safetensors files.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groupline.config import ConfigError, ResumableSettings
+from groupline.parallel.mesh import SOLO, World, own_share
 from groupline.runlog import finite, fsync
 from groupline.sampling.choose import NonFiniteLogits
 
 FORMAT = 1
 MANIFEST, STATE, TORCH_STATE = "manifest.json", "state.json", "torch_state.pt"
+SHARES = ".metadata"
 NAME = re.compile(r"checkpoint-(\d+)")
 UNFINISHED = re.compile(r"\.checkpoint-\d+-(new|gone)")
 
@@ -48,6 +52,19 @@ class Checkpoint:
         file = self.folder / f"{name}.safetensors"
         return load_file(file) if file.exists() else None
 
+    def shapes(self, name: str) -> dict[str, tuple[int, ...]] | None:
+        """Likewise their shapes, without reading them."""
+        file = self.folder / f"{name}.safetensors"
+        if not file.exists():
+            return None
+        with safe_open(file, framework="pt") as stored:
+            return {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+
+    @property
+    def in_shares(self) -> bool:
+        """Whether its tensors were written by several ranks, each its own."""
+        return (self.folder / SHARES).exists()
+
     def torch_state(self) -> dict[str, Any]:
         found: dict[str, Any] = torch.load(self.folder / TORCH_STATE, map_location="cpu", weights_only=True)
         return found
@@ -62,6 +79,10 @@ class Saver(ABC):
     def settings(self) -> ResumableSettings:
         """The run's."""
 
+    def world(self) -> World:
+        """The ranks that save together."""
+        return SOLO
+
     @abstractmethod
     def write(self, folder: Path, step: int, results: dict[str, Any]) -> Path:
         """A checkpoint after `step` steps, as a folder in `folder`."""
@@ -74,8 +95,8 @@ class Saver(ABC):
 
     def save(self, step: int, results: dict[str, Any]) -> None:
         run = Path(self.settings().output_dir)
-        self.newest = self.write(run, step, results)
-        prune(run, self.settings().save_total_limit, self.newest)
+        newest = self.newest = self.write(run, step, results)
+        self.world().from_main(lambda: prune(run, self.settings().save_total_limit, newest), "deleting old checkpoints")
 
     def words(self) -> str:
         """Where to go on from, for the message of a run that stops."""
@@ -87,7 +108,7 @@ class Saver(ABC):
 def check_finite(tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
     """Raises NonFiniteLogits, naming the weight: nobody could go on from it, and it might push out a good checkpoint."""
     for name, weight in (pair for named in tensors.values() for pair in named.items()):
-        if not bool(torch.isfinite(weight).all()):
+        if not bool(torch.isfinite(own_share(weight)).all()):
             raise NonFiniteLogits(f"the weight {name} is not finite after step {step}: training has diverged")
 
 
@@ -97,17 +118,23 @@ def write_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     torch_state: Mapping[str, Any],
     state: Mapping[str, Any],
+    shares: Callable[[Path], None] | None = None,
+    world: World = SOLO,
 ) -> Path:
     """Write `checkpoint-<step>` in the folder `run`: all files to a temporary folder, fsynced, then renamed.
 
     tensors: file name without its end -> tensors. torch_state: plain containers and tensors only. Raises OSError if
-    that checkpoint exists. A kill leaves the temporary folder, which the next call removes.
+    that checkpoint exists. A kill leaves the temporary folder, which the next call removes. Of several ranks all call
+    it and one writes; shares: by which every rank writes its own into the folder.
     """
-    remove_unfinished(run)
     final = run / f"checkpoint-{step}"
     temporary = run / f".{final.name}-new"
-    temporary.mkdir()
-    try:
+
+    def begin() -> None:
+        remove_unfinished(run)
+        temporary.mkdir()
+
+    def complete() -> None:
         for name, named in tensors.items():
             own = {key: value.detach().cpu().contiguous() for key, value in named.items()}
             save_file(own, temporary / f"{name}.safetensors")
@@ -122,10 +149,18 @@ def write_checkpoint(
         fsync(temporary / MANIFEST)
         fsync(temporary)
         os.rename(temporary, final)
+
+    world.from_main(begin, "beginning a checkpoint")
+    try:
+        if shares is not None:
+            shares(temporary)
+        world.from_main(complete, "writing a checkpoint")
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if world.main:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync(run)
+    if world.main:
+        fsync(run)
     return final
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from groupline.chat import completion_text, encode_prompt, prompt_text, template_prefill
 from groupline.config import ConfigError, RunSettings
+from groupline.parallel.mesh import SOLO, World
 from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
 from groupline.rewards import Judging, Reward
 from groupline.sampling import Engine
@@ -96,12 +97,15 @@ def collect(
     label: str,
     state: Any = None,
     log: Callable[[Mapping[str, float]], Any] | None = None,
+    world: World = SOLO,
 ) -> tuple[list[Group], dict[str, float]]:
     """(a group of n scored answers per problem, seconds spent generating and scoring).
 
     Draws are keyed by (seed, label, the problem's id, how often it came before in this call).
     state: what reward functions receive as `trainer_state`. log: receives what they logged as metrics, and for each
     with a timeout how many rows ran out of it. Functions that score group by group begin while others are decoded.
+    world: each rank draws and scores its share of the problems, and all get all groups, in the order of the problems;
+    a function sees the rows of its rank, and an error on one rank is raised on all.
     """
     began = time.perf_counter()
     seen: dict[str, int] = {}
@@ -109,6 +113,48 @@ def collect(
     for p in prompted:
         seen[p.problem.id] = seen.get(p.problem.id, -1) + 1
         keys.append(f"{label}/{p.problem.id}/{seen[p.problem.id]}")
+    own, own_keys = world.deal(prompted), world.deal(keys)
+
+    def work() -> _Share:
+        return _scored(own, own_keys, engine, tokenizer, rewards, n, params, seed, state, world)
+
+    shares = world.together(work, "all ranks' answers")
+    groups = [shares[i % world.size].groups[i // world.size] for i in range(len(prompted))]
+    if log is not None:
+        log(_merged([s.metrics for s in shares], [len(s.groups) for s in shares]))
+        counts = [s.timeouts for s in shares]
+        log({f"rewards/{name}/timeouts": sum(c.get(name, 0.0) for c in counts) for c in counts for name in c})
+    seconds = shares[world.rank].seconds
+    if world.size > 1:
+        seconds["others"] = time.perf_counter() - began - sum(seconds.values())
+    return groups, seconds
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one rank drew and scored."""
+
+    groups: list[Group]
+    metrics: Mapping[str, float]
+    timeouts: Mapping[str, float]
+    seconds: dict[str, float]
+
+
+def _scored(
+    prompted: Sequence[Prompted],
+    keys: Sequence[str],
+    engine: Engine,
+    tokenizer: Any,
+    rewards: Sequence[Reward],
+    n: int,
+    params: SamplingParams,
+    seed: int,
+    state: Any,
+    world: World,
+) -> _Share:
+    began = time.perf_counter()
+    if not prompted:  # more ranks than prompts
+        return _Share([], {}, {}, {"generate": 0.0, "reward": 0.0})
     texts: dict[int, list[str]] = {}
 
     def columns(prompts: Sequence[int], answers: Sequence[Sequence[Completion]]) -> dict[str, Any]:
@@ -130,13 +176,24 @@ def collect(
         early: dict[str, Any] = {"on_group": judge} if judging.by_group else {}
         answers = engine.generate([p.ids for p in prompted], n, params, seed=seed, keys=keys, **early)
         generated = time.perf_counter()
+        world.now("scoring")
         scores = judging.finish(**columns(range(len(prompted)), answers), group_size=n)
-    if log is not None:
-        log(scores.metrics)
-        log({f"rewards/{name}/timeouts": float(count) for name, count in scores.timeouts.items()})
     completions = [c for own in answers for c in own]
     written = [text for i in range(len(prompted)) for text in texts[i]]
     judged = zip(completions, written, scores.rows, scores.totals, scores.extras, strict=True)
     rollouts = [Rollout(*parts) for parts in judged]
     groups = [Group(p.problem, tuple(rollouts[i * n : (i + 1) * n])) for i, p in enumerate(prompted)]
-    return groups, {"generate": generated - began, "reward": time.perf_counter() - generated}
+    seconds = {"generate": generated - began, "reward": time.perf_counter() - generated}
+    timeouts = {name: float(count) for name, count in scores.timeouts.items()}
+    return _Share(groups, scores.metrics, timeouts, seconds)
+
+
+def _merged(metrics: Sequence[Mapping[str, float]], groups: Sequence[int]) -> Mapping[str, float]:
+    """What functions logged on each rank as one mean, each rank counting as many times as it had groups."""
+    if len(metrics) == 1:
+        return metrics[0]
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for own in metrics for name in own):
+        held = [(own[name], count) for own, count in zip(metrics, groups, strict=True) if name in own]
+        out[name] = sum(value * count for value, count in held) / sum(count for _, count in held)
+    return out

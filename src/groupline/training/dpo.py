@@ -17,6 +17,7 @@ from groupline.metrics import wilson_interval
 from groupline.models.load import load_model, load_tokenizer
 from groupline.models.packing import by_tokens, eval_mode, pack, why_not_shared
 from groupline.objective import dpo_loss, sequence_sum
+from groupline.parallel.mesh import refuse_ranks
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.loop import finish, run_updates
 from groupline.training.loop_resume import Keeper
@@ -74,6 +75,7 @@ def dpo(
     a checkpoint; what is given must then be what it was first given.
     ConfigError: there are no pairs, or one is too long; ValueError: a row is no pair.
     """
+    refuse_ranks("dpo")
     told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say, "dpo")
     if config.resume is False:

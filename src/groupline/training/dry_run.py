@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from groupline.config import Config
+from groupline.parallel.mesh import refuse_ranks
 from groupline.training.run import PLAN, check_unused
 from groupline.training.setup import prepare
 from groupline.training.sinks import open_sinks
@@ -18,6 +19,7 @@ def dry_run(config: Config, say: Callable[[str], None] = print, **given: Any) ->
     Training may then use the folder.
     given: as for `train`.
     """
+    refuse_ranks("a dry run")
     folder = check_unused(config.model_copy(update={"overwrite": False}))  # a plan replaces no run
     open_sinks(config.report_to)
     setup = prepare(config, say, **given)

@@ -10,11 +10,11 @@ from typing import Any
 
 from groupline.config import Config
 from groupline.evaluation import evaluate
+from groupline.parallel.mesh import join
 from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.alarming import Alarms
-from groupline.training.card import model_card
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import Prompted, collect
 from groupline.training.hooks import Hooks
@@ -22,8 +22,9 @@ from groupline.training.method import Method
 from groupline.training.optim import NonFinite
 from groupline.training.redraw import Drawn, draw_groups, others
 from groupline.training.resume import Keeper, find_checkpoint, origin_of, restore
-from groupline.training.run import PLAN, RunFolder, check_unused, clear_unsaved, results_json, results_row
+from groupline.training.run import RunFolder, check_unused, clear_unsaved, results_json, results_row
 from groupline.training.setup import Setup, prepare
+from groupline.training.sharing import NoFolder, check_alike, finish, open_folder, share_model
 from groupline.training.sinks import Sink, Sinks, open_sinks
 from groupline.training.summary import summarise, with_logged
 from groupline.training.token_log import token_rows
@@ -37,13 +38,29 @@ def train(config: Config, say: Say = print, sinks: Sequence[Sink] = (), **given:
     sinks: trackers of the caller's own (`groupline.Sink`), beside those of `report_to`. given: `model`, `tokenizer`,
     `rewards` (a list of `Reward`), `problems`, `held_out` (`Problem`s, dicts or a `datasets.Dataset`) in place of what
     the configuration names. Ctrl-C ends training early with a loadable model and whole files. With `resume` the run in
-    `output_dir` goes on from a checkpoint; what is given must then be what it was first given.
+    `output_dir` goes on from a checkpoint; what is given must then be what it was first given. Started by torchrun, its
+    processes share one run: rank 0 writes and speaks, and all return the same.
     """
-    told = open_sinks(config.report_to, sinks, say)
-    found = find_checkpoint(config, say)
-    if config.resume is False:
-        check_unused(config)
-    return run(config, prepare(config, say, **given), say, found=found, sinks=told)
+    with join(config) as world:
+        say, told = say if world.main else _nothing, Sinks()
+
+        def look() -> Checkpoint | None:
+            nonlocal told
+            told = open_sinks(config.report_to, sinks, say)
+            found = find_checkpoint(config, say)
+            if config.resume is False:
+                check_unused(config)
+            return found
+
+        found = world.from_main(look, "looking at the run's folder")
+        placed = config.model_copy(update={"device": world.device(config.device)})
+        setup = world.agreed(lambda: prepare(placed, say, **given), "preparing")
+        share_model(setup, world)
+        return run(config, setup, say, found=found, sinks=told)
+
+
+def _nothing(line: str) -> None:
+    """What ranks say that do not speak."""
 
 
 def run(
@@ -59,17 +76,17 @@ def run(
 
     hooks: called at its moments, and may end it. found: the checkpoint to go on from. method: GRPO's by default.
     """
-    hooks, method = hooks or Hooks(), method or Method()
+    hooks, method, world = hooks or Hooks(), method or Method(), setup.world
     if found is None:
         results, origin = results_json(config, setup), origin_of(setup)
     else:
         results, origin = restore(found, setup, method, say)
+    check_alike(world, origin)
     results["models"] = method.models(setup)
     plan = setup.plan + method.plan()
-    if config.resume is True and found is None:
+    if config.resume is True and found is None and world.main:
         clear_unsaved(Path(config.output_dir))
-    with RunFolder(config, found.state["files"] if found else None, sinks) as folder:
-        (folder.path / PLAN).write_text(plan + "\n", encoding="utf-8")
+    with open_folder(world, config, found.state["files"] if found else None, plan, sinks) as folder:
         keeper = Keeper(setup, folder, method, origin, found.folder if found else None)
         alarms = Alarms(setup, folder, say, results["held_out"]["history"])
         say(plan)
@@ -82,7 +99,9 @@ def run(
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics) + method.words(metrics))
                 alarms.step(metrics)
-                last = step + 1 == config.steps or hooks.stop or alarms.stop
+                world.stop_if_asked()
+                stop = world.from_main(lambda: hooks.stop or alarms.stop, "whether to go on")
+                last = step + 1 == config.steps or stop
                 if last or (config.eval_every and (step + 1) % config.eval_every == 0):
                     measured = _held_out(setup, folder, results, step=step + 1)
                     results["held_out"]["after"] = measured
@@ -98,31 +117,33 @@ def run(
         except NonFinite as error:
             results["error"] = str(error)
             if hooks.keeps_model:
-                method.save(setup, folder.path)
-                folder.finish(results, setup.policy, setup.tokenizer, model_card(setup, results))
+                if world.main:
+                    method.save(setup, folder.path)
+                finish(folder, setup, results)
                 saved = f"the weights as the last good update left them are in {folder.path / 'model'}"
                 raise NonFinite(f"{error}; {saved}; {keeper.words()}") from error
-            folder.finish(results, None, setup.tokenizer)
+            finish(folder, setup, results, keep_model=False)
             raise
         except NonFiniteLogits as error:  # the weights themselves are bad, so they are not saved
             raise NonFiniteLogits(f"{error}; {keeper.words()}") from error
-        if hooks.keeps_model:
+        if hooks.keeps_model and world.main:
             method.save(setup, folder.path)
-        kept = setup.policy if hooks.keeps_model else None
-        folder.finish(results, kept, setup.tokenizer, model_card(setup, results))
-        return results
+        finish(folder, setup, results, hooks.keeps_model)
+        return world.from_main(lambda: results, "the results")
 
 
 def _save(keeper: Keeper, step: int, results: dict[str, Any], hooks: Hooks, into: Path) -> Path:
     return keeper.write(into, step, results, hooks.kept())
 
 
-def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Method) -> dict[str, Any]:
-    config, began = setup.config, time.perf_counter()
+def _step(setup: Setup, folder: RunFolder | NoFolder, step: int, hooks: Hooks, method: Method) -> dict[str, Any]:
+    config, world, began = setup.config, setup.world, time.perf_counter()
     hooks.update_begin()
+    world.now("generating", step + 1)
     drawn = _draw(setup, step)
     groups, seconds, logged = drawn.groups, drawn.seconds, drawn.logged
     setup.engine.release()
+    world.now("weighing")
     start = time.perf_counter()
     groups = method.scored(setup, groups)
     scored = time.perf_counter()
@@ -138,6 +159,7 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
     setup.tokens_seen += int(summary["num_prompt_tokens"] + summary["num_completion_tokens"])
     summary |= {"num_tokens": setup.tokens_seen} | told
     facts: dict[str, float] = {}
+    world.now("training")
     for number, part in enumerate(part for _ in range(config.num_iterations) for part in batch.updates()):
         if number:
             hooks.update_begin()
@@ -145,7 +167,9 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
         hooks.update_end(facts if number else with_logged(facts | summary, logged))
         if hooks.stop:
             break
-    setup.engine.load_weights(setup.policy, version=step + 1)
+    world.now("publishing weights")
+    with world.exchange("the weights for sampling"):
+        setup.engine.load_weights(setup.policy, version=step + 1)
     seconds["train"] = time.perf_counter() - start
     total = time.perf_counter() - began
     metrics = facts | summary
@@ -155,7 +179,7 @@ def _step(setup: Setup, folder: RunFolder, step: int, hooks: Hooks, method: Meth
         "epoch": (step + 1) * config.prompts_per_step / len(setup.stream.prompted),
         "step_time": total,
         "answers_skipped": batch.skipped,
-        "micro_batches": len(batch.micro_batches),
+        "micro_batches": batch.total,
         "row_tokens": batch.row_tokens,
         "tokens_per_second": tokens / total,
         "generated_tokens_per_second": tokens / max(seconds["generate"], 1e-9),
@@ -186,6 +210,7 @@ def _draw(setup: Setup, step: int) -> Drawn:
             label=label,
             state=_state(setup, step),
             log=logged.update,
+            world=setup.world,
         )
         return groups, seconds, logged
 
@@ -199,10 +224,11 @@ def _state(setup: Setup, step: int) -> RunState:
     return RunState(global_step=step, max_steps=setup.config.steps, epoch=epoch)
 
 
-def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: int) -> dict[str, Any] | None:
+def _held_out(setup: Setup, folder: RunFolder | NoFolder, results: dict[str, Any], step: int) -> dict[str, Any] | None:
     if not setup.held_out:
         return None
     config = setup.config
+    setup.world.now("held-out problems", step)
     measured, groups = evaluate(
         setup.engine,
         setup.tokenizer,
@@ -212,6 +238,7 @@ def _held_out(setup: Setup, folder: RunFolder, results: dict[str, Any], step: in
         samples=config.eval_samples,
         seed=config.seed,
         state=_state(setup, step),
+        world=setup.world,
     )
     folder.log_held_out(step, groups, measured)
     results["held_out"]["history"].append({"step": step, "pass@1": measured["pass@1"]["value"]})

@@ -12,13 +12,12 @@ from torch import Tensor
 from groupline.config import ConfigError, ResumableSettings
 from groupline.runlog import JsonlWriter
 from groupline.training.checkpoint import Checkpoint, Saver, check_finite, write_checkpoint
+from groupline.training.generators import random_state, set_random_state
 from groupline.training.resume import (
     environment,
     fingerprint,
     go_on,
     mark,
-    random_state,
-    set_random_state,
     take_weights,
     trainable,
 )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from groupline.batch import Batch, make_batch, rewards_tensor
 from groupline.models.memory import Weights, weights_of
 from groupline.objective import Objective, add_kl_to_reward, answer_kl
+from groupline.parallel.mesh import SOLO, World
 from groupline.records import Group
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.setup import Setup
@@ -40,7 +41,7 @@ class Method:
             # Every answer is scored here, masked ones too: each one's reward takes part in its group's baseline.
             whole = build(setup, groups, step, objective.replace(mask_truncated=False), skip_idle=False)
             fill_reference(whole.micro_batches, setup.reference, setup.scorer)
-            rewards, penalty = kl_penalised(whole, rewards_tensor(groups), objective)
+            rewards, penalty = kl_penalised(whole, rewards_tensor(groups), objective, setup.world)
             facts["kl"] = float(penalty.sum()) / int(whole.lengths.sum())
             batch = build(setup, groups, step, objective, rewards)
         else:
@@ -53,7 +54,9 @@ class Method:
     def update(self, setup: Setup, part: Batch) -> dict[str, float]:
         """One optimiser step."""
         comparable = not setup.sampling.filters
-        return train_step(setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=comparable)
+        return train_step(
+            setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=comparable, world=setup.world
+        )
 
     def models(self, setup: Setup) -> dict[str, Weights]:
         """Every model that training holds in memory, each weight counted under the first that has it."""
@@ -97,6 +100,9 @@ def build(
         skip_idle=skip_idle,
         parts=config.updates_per_pass,
         seed=f"{config.seed}/{step}",
+        rank=setup.world.rank,
+        ranks=setup.world.size,
+        in_step=setup.world.sharded,
     )
 
 
@@ -110,14 +116,17 @@ def set_old(setup: Setup, batch: Batch) -> None:
         fill_old(batch.micro_batches, setup.policy, setup.scorer)
 
 
-def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+def kl_penalised(whole: Batch, rewards: Tensor, objective: Objective, world: World = SOLO) -> tuple[Tensor, Tensor]:
     """(rewards [S] less beta times each answer's KL, those KLs [S] in nats), from the sampler's log-probs.
 
-    whole: a batch that holds every answer, its reference log-probs filled.
+    whole: a batch that holds every answer, its reference log-probs filled; of several ranks, this one's share of it.
     """
     penalty = torch.zeros_like(rewards)
     for micro in whole.micro_batches:
         assert micro.ref_logp is not None
+        if not micro.answers:
+            continue
         place = torch.tensor(micro.answers)[micro.row.sequence.cpu()]
         penalty += answer_kl(micro.sampler_logp.cpu(), micro.ref_logp.cpu(), place, len(rewards), objective.kl)
+    world.sum_([penalty], "KL penalties")
     return add_kl_to_reward(rewards, penalty, objective.beta), penalty

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -63,6 +63,8 @@ class Optimiser:
             num_warmup_steps=settings.warmup_steps,
             num_training_steps=updates,
         )
+        self.reduce: Callable[[Sequence[nn.Parameter]], None] | None = None  # adds up over ranks
+        self.clip: Callable[[Sequence[nn.Parameter], float], Tensor] = nn.utils.clip_grad_norm_
         self.scaler = torch.amp.GradScaler(self.parameters[0].device.type) if scale_gradients else None
         self.skipped = 0
 
@@ -100,9 +102,12 @@ class Optimiser:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        if self.reduce is not None:
+            self.reduce(self.parameters)
         if self.scaler:
+            self.scaler.scale(torch.zeros((), device=self.parameters[0].device))  # a rank may have had no loss to scale
             self.scaler.unscale_(self.adam)
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or float("inf")))
+        norm = float(self.clip(self.parameters, self.max_grad_norm or float("inf")))
         rate = float(self.schedule.get_last_lr()[0])
         finite = norm == norm and norm != float("inf")
         if self.scaler:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from groupline.batch import Batch
 from groupline.config import Config
+from groupline.models.checkpointing import checkpoint_layers
 from groupline.models.load import load_tokenizer, resolve_model
 from groupline.models.memory import Weights, weights_of
 from groupline.models.packing import Ids
 from groupline.models.reward_head import load_reward_model, score_answers, why_scores_not_shared
 from groupline.models.value import load_value_model, save_value_model, value_of_policy
 from groupline.objective import PPO, Objective
+from groupline.parallel.mesh import SOLO, refuse_ranks
 from groupline.records import Group, Rollout
 from groupline.settings import ConfigError, NonNegative, Positive
 from groupline.training.checkpoint import Checkpoint
@@ -29,6 +31,7 @@ from groupline.training.optim import Optimiser
 from groupline.training.resume import find_checkpoint
 from groupline.training.run import check_unused
 from groupline.training.setup import Setup, objective_of, prepare
+from groupline.training.sharing import share_model
 from groupline.training.sinks import Sink, open_sinks
 from groupline.training.step import fill_reference
 
@@ -96,12 +99,17 @@ def ppo(
     Ctrl-C and `resume` are those of `train`; the value model is saved beside the policy, in `value_model`.
     Formulas and sources: docs/ppo.md.
     """
+    refuse_ranks("ppo")
     told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say)
     if config.resume is False:
         check_unused(config)
     setup = prepare(config, say, objective=ppo_objective(config), **given)
-    return run(config, setup, say, found=found, sinks=told, method=Ppo.of(config, setup))
+    method = Ppo.of(config, setup)
+    share_model(setup, SOLO)
+    if config.activation_checkpointing:
+        checkpoint_layers(method.critic.model.body)
+    return run(config, setup, say, found=found, sinks=told, method=method)
 
 
 def ppo_objective(config: PpoConfig) -> Objective:

@@ -10,6 +10,7 @@ from typing import Any
 from groupline.config import Config, ConfigError
 from groupline.metrics import bootstrap_interval
 from groupline.models.load import choose_precision, load_model, load_tokenizer
+from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Group
 from groupline.rewards import reward_notes
 from groupline.sampling import Engine
@@ -63,6 +64,7 @@ def probe(
     Raises:
         ConfigError: there are fewer samples than the largest group, which could then not be told.
     """
+    refuse_ranks("probe")
     if samples < max(sizes):
         raise ConfigError(f"samples is {samples}, and groups of {max(sizes)} are asked about; draw at least as many")
     judges = judges_of(config)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from groupline.config import Config, ConfigError, ResumableSettings
+from groupline.parallel.mesh import SOLO, World, whole
 from groupline.training.checkpoint import (
     Checkpoint,
     Saver,
@@ -29,15 +28,19 @@ from groupline.training.checkpoint import (
     write_checkpoint,
 )
 from groupline.training.collect import Prompted
+from groupline.training.generators import random_state, set_random_state
 from groupline.training.method import Method
 from groupline.training.run import RunFolder, check_rows, unsaved
 from groupline.training.setup import Setup, describe
+from groupline.training.shares import read_moments, shapes_in, split_moments, take_up, writer_of
+from groupline.training.sharing import NoFolder
 
 # Settings that a resumed run may change: where and what it writes, and memory. `steps` may under a constant rate.
 FREE = frozenset(
     {
-        "cache_gib", "device", "eval_every", "log_rollouts", "log_tokens", "max_rows", "merge_adapter",
-        "micro_batch_tokens", "output_dir", "overwrite", "precision", "project", "report_to", "resume", "reward_timeouts",
+        "activation_checkpointing", "cache_gib", "device", "eval_every", "log_rollouts", "log_tokens", "max_rows",
+        "merge_adapter", "micro_batch_tokens", "output_dir", "overwrite", "parallel", "precision", "project",
+        "rank_timeout", "report_to", "resume", "reward_timeouts",
         "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip
@@ -48,7 +51,7 @@ class Keeper(Saver):
     """Saves checkpoints of one run. origin: what the run started from, by which a resumed one is held to it."""
 
     setup: Setup
-    folder: RunFolder
+    folder: RunFolder | NoFolder
     method: Method
     origin: dict[str, Any]
     newest: Path | None = None
@@ -56,25 +59,39 @@ class Keeper(Saver):
     def settings(self) -> Config:
         return self.setup.config
 
+    def world(self) -> World:
+        return self.setup.world
+
     def write(self, folder: Path, step: int, results: dict[str, Any], hooks: Mapping[str, Any] | None = None) -> Path:
         """A checkpoint after `step` steps, as a folder in `folder`. hooks: what it keeps of `Hooks.kept`."""
-        setup = self.setup
+        setup, world = self.setup, self.setup.world
+        world.now("saving a checkpoint")
         tensors = {"weights": _trained(setup), **self.method.tensors()}
-        check_finite(tensors, step)
+        world.agreed(lambda: check_finite(tensors, step), "the weights to save")
         if setup.reference is not None and setup.passed_in and setup.reference.state():
             tensors["reference"] = setup.reference.state()
         state = {
             "settings": setup.config.model_dump(mode="json"),
             "origin": self.origin,
             "environment": _environment(setup),
+            "processes": world.size,
             "prompts_taken": step * setup.config.prompts_per_step,
             "tokens_seen": setup.tokens_seen,
             "files": self.folder.sync(),
             "results": results,
             "hooks": dict(hooks or {}),
         }
-        torch_state = {"optimiser": setup.optimiser.state_dict(), "random": random_state(), **self.method.torch_state()}
-        return write_checkpoint(folder, step, tensors, torch_state, state)
+        optimiser = setup.optimiser.state_dict()
+        shares = None
+        if world.sharded:
+            optimiser, moments = split_moments(optimiser, list(tensors["weights"]))
+            shares = writer_of(tensors | moments, world)
+            tensors = {}
+        own, *others = world.gather(random_state(), "random states")
+        torch_state = {"optimiser": optimiser, "random": own, **self.method.torch_state()}
+        if others:
+            torch_state["random_of_others"] = others
+        return write_checkpoint(folder, step, tensors, torch_state, state, shares, world)
 
 
 def find_checkpoint(
@@ -146,9 +163,11 @@ def origin_of(setup: Setup) -> dict[str, Any]:
     """Marks of what a run starts from, taken before its first update."""
     trained = _trained(setup)
     frozen = ((n, p) for n, p in setup.policy.named_parameters() if n not in trained)
+    with setup.world.exchange("marks of the weights"):
+        marks = fingerprint(frozen), fingerprint(trained.items())
     return {
-        "frozen weights": fingerprint(frozen),
-        "starting weights": fingerprint(trained.items()),
+        "frozen weights": marks[0],
+        "starting weights": marks[1],
         "training problems": _mark(setup.stream.prompted),
         "held-out problems": _mark(setup.held_out),
         "rewards": [[r.name, r.weight] for r in setup.rewards],
@@ -163,14 +182,14 @@ def restore(
 
     Raises ConfigError, before anything is changed, if the run did not start from what `setup` holds.
     """
-    origin = origin_of(setup)
-    reference = found.tensors("reference")
-    _refuse_other_origin(found, origin, setup, reference is not None)
-    take_weights(found, setup.policy)
+    origin, world = origin_of(setup), setup.world
+    own_reference = "reference" in shapes_in(found)
+    world.agreed(lambda: _refuse_other_origin(found, origin, setup, own_reference), "the checkpoint's origin")
+    take_weights(found, setup.policy, world)
     kept = found.torch_state()
-    if setup.reference is not None and reference is not None:
-        setup.reference.load_state(reference)
-    setup.optimiser.load_state_dict(kept["optimiser"])
+    if setup.reference is not None and own_reference:
+        take_up(found, "reference", setup.reference.state(), world)
+    setup.optimiser.load_state_dict(read_moments(found, kept["optimiser"], _trained(setup), world))
     method.load(found)
     setup.tokens_seen = found.state["tokens_seen"]
     if setup.why_tokens != "as set":
@@ -178,30 +197,32 @@ def restore(
         setup.config = setup.config.model_copy(update={"micro_batch_tokens": tokens})
         setup.why_tokens = "as before"
         setup.plan = describe(setup)
-    setup.engine.load_weights(setup.policy, version=found.step)
-    go_on(found, _environment(setup), setup.config.steps, say)
-    set_random_state(kept["random"])
+    with world.exchange("the weights for sampling"):
+        setup.engine.load_weights(setup.policy, version=found.step)
+    go_on(found, _environment(setup), setup.config.steps, say, world)
+    states = [kept["random"], *kept.get("random_of_others", ())]
+    if world.rank < len(states):  # a rank that there was not goes on with its own seed
+        set_random_state(states[world.rank])
     return dict(found.state["results"]), dict(found.state["origin"])
 
 
-def take_weights(found: Checkpoint, model: nn.Module) -> None:
+def take_weights(found: Checkpoint, model: nn.Module, world: World = SOLO) -> None:
     """The checkpoint's weights into those that train. ConfigError, before any changes, if they are not the same ones."""
-    weights, own = found.tensors("weights") or {}, trainable(model)
-    if {n: p.shape for n, p in own.items()} != {n: t.shape for n, t in weights.items()}:
+    own = trainable(model)
+    if {n: tuple(p.shape) for n, p in own.items()} != shapes_in(found).get("weights", {}):
         raise ConfigError(f"resume: the weights that train are not those of {found.folder}: other names or shapes")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
+    take_up(found, "weights", own, world)
 
 
-def go_on(found: Checkpoint, now: dict[str, Any], steps: int, say: Callable[[str], None]) -> None:
+def go_on(found: Checkpoint, now: dict[str, Any], steps: int, say: Callable[[str], None], world: World = SOLO) -> None:
     """Say where the run goes on, and what differs around it (`environment`); put later checkpoints aside."""
     say(f"resuming from {found.folder}, after step {found.step} of {steps}")
-    then = found.state["environment"]
+    then = {**found.state["environment"], "processes": found.state.get("processes", 1)}
+    now = {**now, "processes": world.size}
     changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then.get(key) != now[key]]
     if changed:
         say(f"note: {', '.join(changed)}: the same run up to rounding, not bit for bit")
-    for moved in set_aside(found.folder.parent, found.step):
+    for moved in world.from_main(lambda: set_aside(found.folder.parent, found.step), "setting checkpoints aside"):
         say(f"a later checkpoint is set aside as {moved}; the run writes it anew")
 
 
@@ -219,33 +240,13 @@ def _refuse_other_origin(found: Checkpoint, origin: dict[str, Any], setup: Setup
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """A mark of names, shapes and bits at one pass over memory: tells models apart, guards against nothing hostile."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    of_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     digest = hashlib.sha256()
     for name, tensor in tensors:
-        flat = tensor.detach().contiguous().flatten()
-        total = int(flat.view(whole[flat.element_size()]).sum(dtype=torch.int64)) if len(flat) else 0
+        flat = whole(tensor).detach().contiguous().flatten()
+        total = int(flat.view(of_size[flat.element_size()]).sum(dtype=torch.int64)) if len(flat) else 0
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {total}\n".encode())
     return digest.hexdigest()
-
-
-def random_state() -> dict[str, Any]:
-    """State of every generator that a run may draw from: torch (CPU and CUDA), numpy, Python."""
-    kind, keys, place, has_gauss, gauss = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (str(kind), torch.tensor(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(gauss)),
-        "python": random.getstate(),
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    random.setstate(state["python"])
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from groupline.models.reward_head import (
     why_scores_not_shared,
 )
 from groupline.objective import bradley_terry_loss
+from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Pair
 from groupline.training.loop import finish, run_updates
 from groupline.training.loop_resume import Keeper
@@ -80,6 +81,7 @@ def reward_model(
     ConfigError: there are no pairs, or one is too long; ValueError: a row is no pair, or has a `margin` that is no
     number.
     """
+    refuse_ranks("reward_model")
     told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say, "reward_model")
     if config.resume is False:

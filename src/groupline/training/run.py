@@ -7,18 +7,18 @@ results.json, model/, value_model/ (of PPO), checkpoint-<step>/.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from groupline.alarms import Alarm
 from groupline.config import Config, ConfigError, RunSettings
 from groupline.models.load import save_model
 from groupline.records import Group
-from groupline.runlog import JsonlWriter, write_json
+from groupline.runlog import JsonlWriter, read_jsonl, write_json
 from groupline.training.setup import Setup
 from groupline.training.sinks import IDS, Sinks, Status, held_out_numbers, last_step, run_info
 
@@ -120,6 +120,10 @@ class RunFolder:
         """Wait until all rows are on the disk; the size of each file in bytes."""
         return {w.path.name: w.sync() for w in self._writers}
 
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The steps' metrics so far."""
+        return read_jsonl(self.path / ROWS[0])
+
     def log(
         self,
         metrics: dict[str, Any],
@@ -176,13 +180,20 @@ class RunFolder:
                 writer.write(row)
                 place += 1
 
-    def finish(self, results: dict[str, Any], model: nn.Module | None, tokenizer: Any, card: str | None = None) -> None:
+    def finish(
+        self,
+        results: dict[str, Any],
+        model: nn.Module | None,
+        tokenizer: Any,
+        card: str | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Write the model, if one is given, then results.json: where the latter exists, the run is whole.
 
-        card: the model's README.md.
+        card: the model's README.md. weights: the model's, if it holds no more than a share of them.
         """
         if model is not None:
-            save_model(model, tokenizer, self.path / "model", card)
+            save_model(model, tokenizer, self.path / "model", card, weights=weights)
         if self.sinks:
             results["sinks"] = self.sinks.counts()
         write_json(self.path / "results.json", results)

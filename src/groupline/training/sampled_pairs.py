@@ -9,6 +9,7 @@ from typing import Any
 
 from groupline.config import Config, ConfigError
 from groupline.models.load import choose_precision, load_model, load_tokenizer
+from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Pair, Problem
 from groupline.runlog import write_json, write_text
 from groupline.sampling import Engine
@@ -30,6 +31,7 @@ def sample_pairs(config: Config, say: Callable[[str], None] = print) -> dict[str
     before its worst (see `pairs_of_groups`).
     ConfigError: no training problem gave a pair.
     """
+    refuse_ranks("sample_pairs")
     check_unused(config)
     precision = choose_precision(config.device, config.precision)
     model = load_model(config.model, precision.device, config.trust_remote_code)

@@ -15,6 +15,7 @@ from groupline.models.load import Precision, choose_precision, load_model, load_
 from groupline.models.lora import add_lora, fuse_lora, is_peft
 from groupline.models.reference import Reference
 from groupline.objective import Objective, get_objective
+from groupline.parallel.mesh import SOLO, World
 from groupline.records import SamplingParams
 from groupline.rewards import Judging, Reward, reward_notes
 from groupline.rewards.columns import column_names
@@ -56,6 +57,7 @@ class Setup:
     why_tokens: str  # why so many as config.micro_batch_tokens
     plan: str = ""
     tokens_seen: int = 0
+    world: World = SOLO
     passed_in: bool = False  # whether the model was, so that no name leads to its starting weights
 
     def line(self, m: dict[str, Any]) -> str:
@@ -148,16 +150,14 @@ def prepare(
     scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
-    tokens, why_tokens = _micro_batch_tokens(
-        config, policy, precision, max(len(p.ids) for p in stream.prompted), scorer
-    )
+    longest = max(len(p.ids) for p in stream.prompted)
+    tokens, why_tokens = _micro_batch_tokens(config, policy, precision, longest, scorer)
     planned = cast(PlannedConfig, config.model_copy(update={"micro_batch_tokens": tokens}))
     setup = Setup(
         planned, precision, tokenizer, policy, reference, objective, judges, stream, held,
         dropped + dropped_held, sampling_of(config), eval_sampling_of(config), engine, optimiser, scorer,
-        why_tokens,
+        why_tokens, passed_in=passed_in,
     )  # fmt: skip
-    setup.passed_in = passed_in
     setup.plan = describe(setup)
     return setup
 
@@ -254,7 +254,7 @@ def describe(setup: Setup) -> str:
     clip = f"clip {o.clip_low if o.clip_low is not None else '-'}/{o.clip_high if o.clip_high is not None else '-'}"
     rows = [
         ("model", f"{'passed in' if setup.passed_in else c.model}: {every:,} weights, {trained:,} trained"),
-        ("device", str(setup.precision)),
+        ("device", str(setup.precision) + setup.world.words),
         ("problems", f"{len(setup.stream.prompted)} to train on, {len(setup.held_out)} held out, {setup.dropped} too long"),
         ("a step", f"{c.prompts_per_step} prompts x {c.num_generations} answers = {answers} answers; at most {most:,} "
                    f"row tokens in {-(-most // c.micro_batch_tokens)} micro-batches"),

@@ -17,6 +17,7 @@ from groupline.models.logprobs import find_head, token_logprobs
 from groupline.models.new import NewModel, new_model, new_tokenizer
 from groupline.models.packing import by_tokens, causal_lm, eval_mode, hidden_states, pack, why_not_shared
 from groupline.objective import supervised_loss
+from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Problem
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
 from groupline.training.loop import finish, run_updates
@@ -66,6 +67,7 @@ def sft(
     `output_dir` goes on from a checkpoint; what is given must then be what it was first given.
     ValueError: a problem lacks a column to learn from; ConfigError: there are no problems.
     """
+    refuse_ranks("sft")
     told = open_sinks(config.report_to, sinks, say)
     found = find_checkpoint(config, say, "sft")
     if config.resume is False:

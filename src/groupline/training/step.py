@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from groupline.models.one_pass import PerTokenLoss, one_pass_loss
 from groupline.models.packing import PackedRow, causal_lm, eval_mode, hidden_states, why_not_shared
 from groupline.models.reference import Reference
 from groupline.objective import Objective, PolicyFacts, policy_loss
+from groupline.parallel.mesh import SOLO, World
 from groupline.training.optim import NonFinite, Optimiser
 
 TOKEN_RATIOS = ("token", "none")  # with these a token's loss is a function of its own log-prob alone
@@ -74,15 +75,19 @@ def fill_old(micro_batches: Iterable[MicroBatch], policy: nn.Module, scorer: Sco
 
 
 @torch.no_grad()
-def keep_top_entropy(micro_batches: Sequence[MicroBatch], policy: nn.Module, scorer: Scorer, share: float) -> None:
+def keep_top_entropy(
+    micro_batches: Sequence[MicroBatch], policy: nn.Module, scorer: Scorer, share: float, world: World = SOLO
+) -> None:
     """importance of every micro-batch: 1 for the share of all their tokens with the highest entropy, 0 for others.
 
     The entropies are those of the weights as they are now, in a pass of its own without dropout (arXiv 2506.01939).
     """
     with eval_mode(policy):
         entropies = [scorer(policy, micro.row)[1].float() for micro in micro_batches]
-    if entropies:
-        threshold = torch.quantile(torch.cat(entropies), 1 - share)
+    own = [e.cpu() if world.size > 1 else e for m, e in zip(micro_batches, entropies, strict=True) if m.answers]
+    every = [e for held in world.gather(own, "entropies") for e in held]
+    if every and entropies:
+        threshold = torch.quantile(torch.cat(every), 1 - share).to(entropies[0].device)
         for micro, entropy in zip(micro_batches, entropies, strict=True):
             micro.importance = (entropy >= threshold).float()
 
@@ -97,6 +102,7 @@ class StepFacts:
     policy: PolicyFacts | None = None
     gap_sum: float = 0.0
     gap_max: float | None = None
+    error: str | None = None  # why the update must not be made
 
     def add(self, loss: Tensor, entropy: Tensor, policy: PolicyFacts, gap: Tensor | None) -> None:
         self.loss += float(loss)
@@ -106,6 +112,33 @@ class StepFacts:
         if gap is not None:
             self.gap_sum += float(gap.sum())
             self.gap_max = max(self.gap_max or 0.0, float(gap.max()))
+
+    def over(self, world: World) -> StepFacts:
+        """Those of all ranks together, on every rank."""
+        if world.size == 1:
+            return self
+        p = self.policy
+        on_cpu = None
+        if p is not None:
+            held = ((field.name, getattr(p, field.name)) for field in fields(p))
+            on_cpu = replace(p, **{name: fact.cpu() for name, fact in held if fact is not None})
+        total, *others = world.gather(replace(self, policy=on_cpu), "facts of the step")
+        for other in others:
+            total = total + other
+        return total
+
+    def __add__(self, other: StepFacts) -> StepFacts:
+        policies = [f.policy for f in (self, other) if f.policy is not None]
+        gaps = [f.gap_max for f in (self, other) if f.gap_max is not None]
+        return StepFacts(
+            self.loss + other.loss,
+            self.tokens + other.tokens,
+            self.entropy + other.entropy,
+            sum(policies[1:], policies[0]) if policies else None,
+            self.gap_sum + other.gap_sum,
+            max(gaps, default=None),
+            self.error or other.error,
+        )
 
     def metrics(self) -> dict[str, float]:
         """Means over trained tokens, under TRL's names. No tokens: only the loss, which is 0."""
@@ -138,6 +171,7 @@ def train_step(
     objective: Objective,
     scorer: Scorer,
     comparable: bool = True,
+    world: World = SOLO,
 ) -> dict[str, float]:
     """One optimiser step; returns its metrics.
 
@@ -145,21 +179,30 @@ def train_step(
     needed, and the ratio is exactly 1. comparable: whether the sampler's log-probs are of the same distribution.
     A batch in which nothing carries a gradient still steps, with zero gradients, so the moments evolve as they would.
     Raises NonFinite, naming the answers, if a log-prob or loss is not finite; no weight has changed then.
+    world: each of its ranks brings its own micro-batches of the step, and all make the same update and raise alike.
     """
     facts = StepFacts()
     if objective.top_entropy < 1:
-        keep_top_entropy(batch.micro_batches, policy, scorer, objective.top_entropy)
+        keep_top_entropy(batch.micro_batches, policy, scorer, objective.top_entropy, world)
     for micro in batch.micro_batches:
         loss, logp, entropy = _forward(policy, micro, objective, scorer, optimiser.scale)
         per_token, policy_facts = _per_token(logp, micro, objective)
         if not bool(torch.isfinite(loss)):
-            optimiser.adam.zero_grad(set_to_none=True)
-            raise NonFinite(_blame(micro, logp, per_token))
-        optimiser.backward(loss)
+            facts.error = facts.error or _blame(micro, logp, per_token)
+            if world.size == 1:
+                break
+        with world.exchange("gradients of the layers"):
+            optimiser.backward(loss)  # also if it is not finite: others may wait within it
+        if not micro.answers:
+            continue
         facts.add(loss.detach(), entropy, policy_facts, (logp - micro.sampler_logp).abs() if comparable else None)
         micro.logp, micro.entropy = logp, entropy.detach()
         if micro.old_logp is None:
             micro.old_logp = logp
+    facts = facts.over(world)
+    if facts.error is not None:
+        optimiser.adam.zero_grad(set_to_none=True)
+        raise NonFinite(facts.error)
     return facts.metrics() | optimiser.step()
 
 

@@ -13,6 +13,7 @@ import torch
 
 from groupline.config import ConfigError
 from groupline.evaluation import summarise_held_out
+from groupline.parallel.mesh import refuse_ranks
 from groupline.records import SamplingParams
 from groupline.runlog import write_json
 from groupline.training.checkpoint import Checkpoint
@@ -66,6 +67,7 @@ class GRPOTrainer:
         peft_config: Any = None,
         **others: Any,
     ) -> None:
+        refuse_ranks("GRPOTrainer")
         self.args = args = GRPOConfig() if args is None else args
         if not isinstance(args, GRPOConfig):
             raise ConfigError(
