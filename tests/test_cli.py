@@ -89,7 +89,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
     commands = (
         "train, ppo, eval, sft, pairs, reward-model, dpo, compare, merge, import-gguf, compat, doctor, report, watch, "
-        "audit-reward, probe, explain"
+        "audit-reward, probe, plan, explain"
     )
     assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 

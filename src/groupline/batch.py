@@ -207,16 +207,25 @@ def _micro_batch(
 
 
 def automatic_tokens(
-    model: nn.Module, device: torch.device, compute: torch.dtype, *, group: int = 0, padding: float = 1.0
+    model: nn.Module,
+    device: torch.device,
+    compute: torch.dtype,
+    *,
+    group: int = 0,
+    padding: float = 1.0,
+    free: int | None = None,
 ) -> tuple[int, str]:
     """(row tokens of a micro-batch, why so many) for a model that has not been trained on `device` yet.
 
     compute: number format of the forward passes. group: row tokens of a whole group, see `choose_tokens`. padding:
-    tokens computed for each row token, where the model runs on padded rows.
+    tokens computed for each row token, where the model runs on padded rows. free: bytes that the device can give once
+    the model is on it; by default what it can give now.
     """
     per_token = activation_bytes(getattr(causal_lm(model), "config", None), compute.itemsize)
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    free = max(0, free_memory(device) - 3 * trained)  # a gradient and two moments a weight are still to come
+    free = max(
+        0, (free_memory(device) if free is None else free) - 3 * trained
+    )  # a gradient and two moments a weight are still to come
     if device.type == "cuda":
         # Half of what is free, and no more for the sake of a group: memory ends hard here.
         budget, group, most = free // 2, 0, MOST

@@ -40,6 +40,7 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline watch RUN|DIR [--port N] [--no-open]      the page of runs that are going, in the browser
   groupline audit-reward FUNCTION                     what a judge gives to adversarial answers
   groupline probe [CONFIG.yaml] [--key value ...]     the share of groups that would teach, by group size
+  groupline plan  [CONFIG.yaml] [--key value ...]     memory by part, seconds a step, budgets that fit; loads no weights
   groupline compat                                    what becomes of each option of TRL's GRPOConfig
   groupline explain [--out FILE] [--lang en|zh]       the method as a page to play with, in the browser
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
         "dpo": _dpo, "compare": _compare, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
         "doctor": commands.doctor, "report": commands.report, "watch": commands.watch,
-        "audit-reward": commands.audit_reward, "probe": commands.probe, "explain": _explain,
+        "audit-reward": commands.audit_reward, "probe": commands.probe, "plan": commands.plan, "explain": _explain,
     }  # fmt: skip
     if args[0] not in known:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)

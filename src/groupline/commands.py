@@ -1,4 +1,7 @@
-"""Commands that look at runs, judges and starts: `groupline doctor|report|watch|audit-reward|probe`. Thin: parse, call, print."""
+"""Commands that look at runs, judges and starts: `groupline doctor|report|watch|audit-reward|probe|plan`.
+
+Thin: parse, call, print.
+"""
 
 from __future__ import annotations
 
@@ -134,3 +137,21 @@ def probe(args: Sequence[str]) -> int:
     config = settings(Config, rest)
     print(table(probe(config, samples=given.samples, problems=given.problems, sizes=sizes)))
     return 0
+
+
+def plan(args: Sequence[str]) -> int:
+    """1 where the run does not fit. The rest of the arguments are settings of the run."""
+    parser = argparse.ArgumentParser(prog="groupline plan", add_help=False)
+    parser.add_argument("--memory-gib", type=float)
+    parser.add_argument("--rate-tflops", type=float)
+    parser.add_argument("--bandwidth-gb-s", type=float)
+    parser.add_argument("--gpu", action="store_true")
+    given, rest = parser.parse_known_args(args)
+    from groupline.arguments import settings
+    from groupline.config import Config
+    from groupline.training.planning import device_of, with_rates
+    from groupline.training.planning import plan as make
+
+    config = settings(Config, rest)
+    device = with_rates(device_of(config, given.memory_gib, given.gpu), given.rate_tflops, given.bandwidth_gb_s)
+    return 0 if make(config, device).fits else 1

@@ -21,7 +21,7 @@ from groupline.models.logprobs import find_head
 from groupline.models.packing import decoder
 from groupline.records import SamplingParams
 from groupline.sampling import Engine, graphs, static
-from groupline.sampling.direct import DirectStep, _other_shape
+from groupline.sampling.direct import DirectStep, other_shape
 from groupline.sampling.graphs import Step
 from groupline.sampling.scheduler import Answer, Prompt, Scheduler
 from groupline.sampling.static import Grid, Layer, Shape, best_shape, round_up
@@ -401,7 +401,7 @@ def test_a_step_needs_nothing_from_the_host(kind, params):
         model = tiny_model(kind, dtype=torch.bfloat16).to(device)
         set_attention(model, NAME)
         body, head = decoder(model), find_head(model)
-        direct = DirectStep(body, set()) if _other_shape(body) is None else None
+        direct = DirectStep(body, set()) if other_shape(body) is None else None
         config = model.config
         kv = getattr(config, "num_key_value_heads", config.num_attention_heads)
         some = torch.empty(1, kv, config.hidden_size // config.num_attention_heads, dtype=torch.bfloat16, device=device)

@@ -96,8 +96,8 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     source = resolve_model(name)
     if Path(source).is_dir():
         check_weights(Path(source))
-    if (Path(source) / "adapter_config.json").exists():
-        settings = json.loads((Path(source) / "adapter_config.json").read_text(encoding="utf-8"))
+    settings = adapter_settings(Path(source))
+    if settings is not None:
         base = load_model(settings["base_model_name_or_path"], device, trust_remote_code)
         with warnings.catch_warnings():  # peft asks for an attribute that transformers is renaming
             warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
@@ -109,6 +109,13 @@ def load_model(name: str, device: torch.device | str = "cpu", trust_remote_code:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} did not load as a PyTorch model")
     return model.to(device)
+
+
+def adapter_settings(folder: Path) -> dict[str, Any] | None:
+    """The settings of the PEFT adapter that a model folder holds; None if it holds none."""
+    file = folder / "adapter_config.json"
+    found: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    return found
 
 
 def check_weights(folder: Path, value: bool = False) -> None:

@@ -101,7 +101,7 @@ class HeadChunks:
         self._z = hidden.new_empty(size, dtype=torch.promote_types(dtype, torch.float32))
         self._fast = dtype == torch.float32 and suits(self._z, self.weight)  # then `linear` brings its own buffer
         if self._fast:
-            self._z = self._z[:, :0]
+            self._z = self._z.new_empty((size[0], 0))
         self._e = self._z.new_empty(size)
         self._slope = torch.empty_like(self._e) if head.softcap and any(needed) else None
         self._half = None if dtype == self._z.dtype else hidden.new_empty(size, dtype=dtype)
@@ -170,6 +170,16 @@ class HeadChunks:
         if self.bias is None:
             return out.addmm_(h, self.weight.T, beta=0, alpha=scale)  # beta 0: what was in `out` is not read
         return torch.addmm(self.bias, h, self.weight.T, beta=scale, alpha=scale, out=out)
+
+
+def chunk_bytes(rows: int, vocabulary: int, product: torch.dtype, softcap: bool = False) -> int:
+    """Bytes of the buffers that `HeadChunks` uses for `rows` scored tokens: two of [c, V] in fp32, one more for a
+    soft cap's slope, and one in the products' format where that is half.
+    """
+    c = max((part.stop - part.start for part in _chunks(rows, vocabulary)), default=0)
+    wide = torch.promote_types(product, torch.float32).itemsize
+    half = 0 if product.itemsize == wide else product.itemsize
+    return c * vocabulary * (wide * (3 if softcap else 2) + half)
 
 
 def product_dtype(head: Head) -> torch.dtype:

@@ -90,11 +90,14 @@ def can_prepack(weight: Tensor) -> bool:
     return suits(torch.empty(1), weight) and not weight.is_meta
 
 
-def worth_prepacking(model: nn.Module) -> bool:
-    """Whether a copy of all weights takes less than a quarter of the memory that is free, on a CPU."""
+def worth_prepacking(model: nn.Module, device: torch.device | None = None, free: int | None = None) -> bool:
+    """Whether a copy of all weights takes less than a quarter of the memory that is free, on a CPU.
+
+    device, free: in place of where the model is and of what is free there, for a model that is not loaded.
+    """
     parameters = list(model.parameters())
-    size = sum(p.numel() * p.element_size() for p in parameters)
-    return parameters[0].device.type == "cpu" and size < free_memory(parameters[0].device) / 4
+    size, device = sum(p.numel() * p.element_size() for p in parameters), device or parameters[0].device
+    return device.type == "cpu" and size < (free_memory(device) if free is None else free) / 4
 
 
 class FastProducts(TorchFunctionMode):

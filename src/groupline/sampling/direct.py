@@ -185,7 +185,7 @@ def direct_step(body: Any, shared: set[int], prepack: bool = False) -> tuple[Dir
     prepack: keep weights in a layout of their own, where the CPU has one; a copy of all weights.
     Checks the shape of the layers, then compares the two on a prefilled prompt with three answers.
     """
-    reason = _other_shape(body)
+    reason = other_shape(body)
     if reason:
         return None, reason
     direct = DirectStep(body, shared, prepack)
@@ -196,7 +196,8 @@ def direct_step(body: Any, shared: set[int], prepack: bool = False) -> tuple[Dir
     return None, f"its step differs by {difference:.1e} of the largest value"
 
 
-def _other_shape(body: Any) -> str | None:
+def other_shape(body: Any) -> str | None:
+    """What `body` has that the written-out step has not; None: nothing."""
     if not all(hasattr(body, name) for name in ("embed_tokens", "layers", "norm", "rotary_emb")):
         return f"{type(body).__name__} has other parts than embed_tokens, layers, norm and rotary_emb"
     if getattr(body.rotary_emb, "rope_type", "default") in _MOVING_ROTATIONS:

@@ -66,8 +66,8 @@ class Engine:
         if self.unshared_reason is None:
             set_attention(self.model, NAME)
             use_linear(self.model)
-            self._prepack = worth_prepacking(self.model)
-            self.direct, self.direct_reason = direct_step(decoder(self.model), self.mirror.borrowed, self._prepack)
+            self.prepack = worth_prepacking(self.model)
+            self.direct, self.direct_reason = direct_step(decoder(self.model), self.mirror.borrowed, self.prepack)
             self._lay_out()
         else:
             notify(f"sampling without a shared prompt cache: {self.unshared_reason}")
@@ -88,7 +88,7 @@ class Engine:
             self.direct.refresh()
         self._head = find_head(self.model)
         self._packed_head = None
-        if self._prepack and can_prepack(self._head.weight):
+        if self.prepack and can_prepack(self._head.weight):
             self._packed_head = Prepacked([self._head.weight], [self._head.bias])
         self._released = False
 

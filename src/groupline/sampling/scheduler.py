@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from groupline.sampling.blocks import OutOfPages, PagePool
 
+PREFILL_TOKENS = 8192  # of new prompts in one step, unless one alone has more
+
 
 @dataclass(eq=False)
 class Prompt:
@@ -60,7 +62,7 @@ class Scheduler:
     the same tokens). Live answers stand side by side in the cache, so each one holds as many pages as the longest.
     """
 
-    def __init__(self, pool: PagePool, max_rows: int, prefill_tokens: int = 8192) -> None:
+    def __init__(self, pool: PagePool, max_rows: int, prefill_tokens: int = PREFILL_TOKENS) -> None:
         if max_rows < 1:
             raise ValueError(f"max_rows is {max_rows}; at least one answer must be able to run")
         self.pool, self.max_rows, self.prefill_tokens = pool, max_rows, prefill_tokens

@@ -7,6 +7,7 @@ from typing import Any
 
 from groupline.config import Config
 from groupline.parallel.mesh import refuse_ranks
+from groupline.training.planning import planned_memory
 from groupline.training.run import PLAN, check_unused
 from groupline.training.setup import prepare
 from groupline.training.sinks import open_sinks
@@ -26,5 +27,7 @@ def dry_run(config: Config, say: Callable[[str], None] = print, **given: Any) ->
     config.save(folder / "config.yaml")
     (folder / PLAN).write_text(setup.plan + "\n", encoding="utf-8")
     say(setup.plan)
+    if type(config) is Config:  # a value model of PPO is in no part of it
+        say("\n".join(["memory at the longest answers:", *planned_memory(setup)]))
     say(f"dry run: the plan is in {folder / PLAN}, the settings are in {folder / 'config.yaml'}; nothing was trained")
     return setup.plan

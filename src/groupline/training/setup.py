@@ -151,7 +151,7 @@ def prepare(
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
     longest = max(len(p.ids) for p in stream.prompted)
-    tokens, why_tokens = _micro_batch_tokens(config, policy, precision, longest, scorer)
+    tokens, why_tokens = row_tokens(config, policy, precision, longest, scorer.shared)
     planned = cast(PlannedConfig, config.model_copy(update={"micro_batch_tokens": tokens}))
     setup = Setup(
         planned, precision, tokenizer, policy, reference, objective, judges, stream, held,
@@ -227,18 +227,17 @@ def prompt_limit(config: Config, model: Any) -> int | None:
     return min(limits, default=None)
 
 
-def _micro_batch_tokens(
-    config: Config, policy: nn.Module, precision: Precision, longest: int, scorer: Scorer
+def row_tokens(
+    config: Config, policy: nn.Module, precision: Precision, longest: int, shared: bool, free: int | None = None
 ) -> tuple[int, str]:
-    """(row tokens of a micro-batch, why so many). longest: tokens of the longest prompt."""
+    """(row tokens of a micro-batch, why so many). longest: tokens of the longest prompt. free: see `automatic_tokens`."""
     if config.micro_batch_tokens is not None:
         return config.micro_batch_tokens, "as set"
     answers, most = config.num_generations, config.max_completion_length
     group = longest + answers * most
-    if scorer.shared:
-        return automatic_tokens(policy, precision.device, precision.compute, group=group)
-    padding = answers * (longest + most) / group  # the prompt is repeated in any case
-    return automatic_tokens(policy, precision.device, precision.compute, padding=padding)
+    padding = 1.0 if shared else answers * (longest + most) / group  # the prompt is repeated in any case
+    whole = group if shared else 0
+    return automatic_tokens(policy, precision.device, precision.compute, group=whole, padding=padding, free=free)
 
 
 def describe(setup: Setup) -> str:
