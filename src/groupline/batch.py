@@ -34,6 +34,7 @@ class MicroBatch:
     weighed. old_values and returns [M] are PPO's.
     answers: places of the row's answers in the step, group by group; none in a row that only keeps a rank in step with
     the others. part: number of the update that it belongs to.
+    logp, entropy [M]: as the last training pass found them, for the log.
     """
 
     row: PackedRow
@@ -48,6 +49,8 @@ class MicroBatch:
     old_values: Tensor | None = None
     returns: Tensor | None = None
     part: int = 0
+    logp: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,28 @@ def doctor(args: Sequence[str]) -> int:
     found = [diagnose(run) for run in given.run]
     print("\n\n".join(one.text() for one in found))
     return 1 if any(one.verdict == "broken" for one in found) else 0
+
+
+def report(args: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="groupline report",
+        description="One HTML page of a run, or of several laid over one another, from their files.",
+    )
+    parser.add_argument("run", type=Path, nargs="+", help="a run's folder, finished or going")
+    parser.add_argument("--out", type=Path, help="the file to write (default report.html in the first run's folder)")
+    parser.add_argument(
+        "--rollouts", type=int, metavar="N", help="most answers of a run whose texts are in the page (default 1600)"
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    given = parser.parse_args(args)
+    from groupline.report.data import ROLLOUTS
+    from groupline.report.page import write_report
+
+    page = write_report(given.run, given.out, ROLLOUTS if given.rollouts is None else given.rollouts)
+    print(f"saved in {page} ({page.stat().st_size / 1e6:.1f} MB)")
+    if given.open and not webbrowser.open(page.as_uri()):
+        print("no browser was found here; open the file in one")
+    return 0
 
 
 def audit_reward(args: Sequence[str]) -> int:

@@ -220,6 +220,8 @@ class Config(VllmSettings, ResumableSettings):
 
     log_rollouts: bool = True
     """Write every sample with its rewards and advantage."""
+    log_tokens: int = Field(default=1, ge=0)
+    """Groups a step whose answers are logged with what the trainer knew of each token; 0: none."""
     stop_on_alarm: bool = False
     """End the run, its model saved, when an alarm says that it is broken."""
 

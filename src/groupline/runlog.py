@@ -34,18 +34,29 @@ class JsonlWriter:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a JSONL file. A torn last line (a killed writer) is left out; a broken line elsewhere is an error."""
-    # Split as bytes: a torn line may end inside a character, and str.splitlines also splits at U+2028 and the like.
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # not JSON, or not UTF-8
-            if number == len(lines):  # every whole line ends in a newline, so this one is torn
-                return
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
-        yield row
+    return (row for _, _, row in read_jsonl_at(path))
+
+
+def read_jsonl_at(path: Path, start: int = 0) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """(first byte, byte after it, row) of each row from byte `start` on, where a row begins or ended; as `read_jsonl`.
+
+    So a reader can go on where it stopped, and come back to a row. A row at a time is in memory.
+    """
+    # Read as bytes: a torn line may end inside a character, and str.splitlines also splits at U+2028 and the like.
+    with path.open("rb") as lines:
+        end = lines.seek(start)
+        for number, line in enumerate(lines, 1):
+            begin, end = end, end + len(line)
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:  # not JSON, or not UTF-8
+                if not line.endswith(b"\n"):  # every whole line ends in a newline, so this one is torn
+                    return
+                place = f"line {number}" if start == 0 else f"byte {begin}"
+                raise ValueError(f"{path}, {place}: not JSON ({error})") from error
+            yield begin, end, row
 
 
 def finite(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from report.explainer_page import Opened, written
+from report.page_checks import CONTRAST, ON_A_PHONE, UNNAMED
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +78,7 @@ def test_sliders_choices_and_tokens_obey_the_arrow_keys(opened: Opened) -> None:
 def test_everything_has_a_name_and_every_picture_a_text(opened: Opened) -> None:
     page = opened.page
     page.click("#bandit-step")
-    unnamed = page.evaluate("""() => [...document.querySelectorAll("button, input, a, table, [role=region], fieldset, nav")]
-        .filter((x) => !(x.getAttribute("aria-label") || x.textContent.trim() || x.labels?.length
-            || document.getElementById(x.getAttribute("aria-labelledby"))?.textContent))
-        .map((x) => x.outerHTML.slice(0, 100))""")
-    assert unnamed == []
+    assert page.evaluate(UNNAMED) == []
     pictures = page.locator("svg[role=img]")
     assert pictures.count() == 14
     for i in range(pictures.count()):
@@ -98,27 +95,6 @@ def test_everything_has_a_name_and_every_picture_a_text(opened: Opened) -> None:
     tree = page.locator("#clipping").aria_snapshot()
     for part in ("slider", "Clip low", "table", "rowheader", "img"):
         assert part in tree
-
-
-CONTRAST = """() => {
-    const paint = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    const rgb = (colour) => { paint.clearRect(0, 0, 1, 1); paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1);
-        return [...paint.getImageData(0, 0, 1, 1).data]; };
-    const light = (colour) => { const [r, g, b] = rgb(colour).map((v) => { const x = v / 255;
-        return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-    const behind = (x) => { for (; x; x = x.parentElement) { const colour = getComputedStyle(x).backgroundColor;
-        if (rgb(colour)[3] === 255) return colour; } return "white"; };
-    const poor = new Set();
-    for (const x of document.querySelectorAll("main *, header *")) {
-        const own = [...x.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-        if (!own || !x.getClientRects().length || x.closest("noscript")) continue;
-        const style = getComputedStyle(x);
-        const [a, b] = [light(x instanceof SVGElement ? style.fill : style.color), light(behind(x))];
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (ratio < 4.5) poor.add(`${x.tagName}.${x.getAttribute("class")} ${ratio.toFixed(2)} ${x.textContent.slice(0, 20)}`);
-    }
-    return [...poor];
-}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -148,28 +124,8 @@ def test_a_phone_shows_everything_at_a_readable_size(language: str, browser: Any
     page.click("#bandit-step")
     page.click("#preset-parts")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    outside = page.evaluate("""() => [...document.querySelectorAll("main *, header *")].filter((x) => {
-        const box = x.getBoundingClientRect();
-        return box.width && !x.closest(".scroll") && (box.right > 391 || box.left < -1);
-    }).map((x) => x.outerHTML.slice(0, 100))""")
-    assert outside == []
-    small = page.evaluate("""() => [...document.querySelectorAll("main *")].filter((x) => x.getClientRects().length
-        && [...x.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())
-        && !x.closest("sup, sub, noscript") && parseFloat(getComputedStyle(x).fontSize) < 12)
-        .map((x) => x.outerHTML.slice(0, 100))""")
-    assert small == []
-    overlaps = page.evaluate("""() => [...document.querySelectorAll("svg[role=img]")].flatMap((picture) => {
-        const texts = [...picture.querySelectorAll("text")].map((x) => [x.textContent, x.getBoundingClientRect()]);
-        return texts.flatMap(([a, p], i) => texts.slice(i + 1).filter(([, q]) =>
-            Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1
-                && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3)
-            .map(([b]) => `${picture.id}: ${a} / ${b}`));
-    })""")
-    assert overlaps == []
-    targets = page.evaluate("""() => [...document.querySelectorAll("button, .option, input[type=range], summary")]
-        .filter((x) => x.getClientRects().length && x.getBoundingClientRect().height < 24)
-        .map((x) => x.outerHTML.slice(0, 100))""")
-    assert targets == []
+    for check in ON_A_PHONE:
+        assert page.evaluate(check) == []
     assert not one.trouble
     one.context.close()
 

@@ -244,7 +244,7 @@ def test_settings_that_make_another_run_are_refused(
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
     with pytest.raises(ConfigError, match=f"^resume: {message}") as caught:
         run(stopped.model_copy(update=changes), model, tokenizer)
-    allowed = "These may change: activation_checkpointing, cache_gib, device, eval_every, log_rollouts, max_rows, "
+    allowed = "These may change: activation_checkpointing, cache_gib, device, eval_every, log_rollouts, log_tokens, "
     assert (allowed in str(caught.value)) == ("now" in message or "was " in message)  # case G5
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
 

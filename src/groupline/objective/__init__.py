@@ -2,7 +2,7 @@
 
 from groupline.objective.advantages import group_advantages
 from groupline.objective.kl import add_kl_to_reward, answer_kl, k1, k2, k3, kl_estimate
-from groupline.objective.policy import PolicyFacts, policy_loss
+from groupline.objective.policy import PolicyFacts, clipped_tokens, policy_loss
 from groupline.objective.preference import PreferenceFacts, bradley_terry_loss, dpo_loss
 from groupline.objective.presets import (
     BNPO,
@@ -51,6 +51,7 @@ __all__ = [
     "add_kl_to_reward",
     "answer_kl",
     "bradley_terry_loss",
+    "clipped_tokens",
     "dpo_loss",
     "effective_share",
     "explained_variance",

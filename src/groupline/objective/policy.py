@@ -101,6 +101,19 @@ def policy_loss(
     return loss, _facts(ratio.detach(), advantage, objective, None if kl is None else kl.detach())
 
 
+def clipped_tokens(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, objective: Objective, *, sequence: Tensor, num_sequences: int
+) -> tuple[Tensor, Tensor]:
+    """(ratio [N], clipped [N]: -1 at the lower bound, 1 at the upper one, else 0) of each token; shapes as `policy_loss`.
+
+    A token is clipped where `PolicyFacts` counts it.
+    """
+    logp = at_least_fp32(logp.detach())
+    ratio = _ratio(logp, old_logp.detach(), objective, sequence, num_sequences)
+    below, above = _stopped(ratio, advantages.detach(), objective)
+    return ratio, above.to(torch.int8) - below.to(torch.int8)
+
+
 def _ratio(logp: Tensor, old: Tensor, objective: Objective, sequence: Tensor, num_sequences: int) -> Tensor:
     if objective.ratio == "sequence":
         return sequence_ratio(logp, old, sequence, num_sequences)
@@ -114,11 +127,17 @@ def _bounds(objective: Objective) -> tuple[float, float]:
     return -math.inf if low is None else 1 - low, math.inf if high is None else 1 + high
 
 
-def _facts(ratio: Tensor, advantage: Tensor, objective: Objective, kl: Tensor | None) -> PolicyFacts:
+def _stopped(ratio: Tensor, advantage: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Tokens [N] that the lower and the upper bound stop, as `PolicyFacts` counts them."""
     low, high = _bounds(objective)
     below, above = ratio < low, ratio > high  # [N]
     if objective.form == "surrogate":
         below, above = below & (advantage < 0), above & (advantage > 0)
+    return below, above
+
+
+def _facts(ratio: Tensor, advantage: Tensor, objective: Objective, kl: Tensor | None) -> PolicyFacts:
+    below, above = _stopped(ratio, advantage, objective)
     cap = math.inf if objective.delta is None else objective.delta
     capped = (ratio > cap) & (advantage != 0) & ~above
     some = ratio if ratio.numel() else ratio.new_ones(1)  # no tokens: a ratio of 1

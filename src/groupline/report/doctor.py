@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,25 +51,29 @@ def diagnose(source: Path) -> Diagnosis:
 
 
 def _of_run(run: Path) -> Diagnosis:
-    settings = _yaml(run / "config.yaml")
+    return judged(run, list(read_jsonl(run / "metrics.jsonl")), _held_out(run))
+
+
+def judged(run: Path, rows: Sequence[Mapping[str, Any]], held_out: Iterable[tuple[int, float]]) -> Diagnosis:
+    """A run folder whose rows of metrics and evaluations, (step, share right), have been read."""
+    settings = settings_of(run)
     rewards, weights = settings.get("rewards"), settings.get("reward_weights")
     known = dict(zip(rewards, weights, strict=False)) if rewards and weights else {}
     watch = Watch(settings.get("max_completion_length"), known)
-    rows = list(read_jsonl(run / "metrics.jsonl"))
-    alarms = watch.replay(rows, _held_out(run))
+    alarms = watch.replay(rows, held_out)
     return Diagnosis(run, len(rows), verdict(alarms), tuple(alarms))
 
 
 def _held_out(run: Path) -> list[tuple[int, float]]:
-    """(step, share right) of each evaluation, also while the run is going."""
+    """(step, share right) of each evaluation, also while the run is going. None of a run that has no such answers."""
     if (run / "results.json").is_file():
-        history = json.loads((run / "results.json").read_text(encoding="utf-8"))["held_out"]["history"]
+        history = json.loads((run / "results.json").read_text(encoding="utf-8"))["held_out"].get("history", ())
         return [(row["step"], row["pass@1"]) for row in history]
     right: dict[int, list[bool]] = {}
     if (run / "held_out.jsonl").is_file():
         for row in read_jsonl(run / "held_out.jsonl"):
-            judged = next(iter(row["rewards"].values()), None)  # the first function says what is right
-            right.setdefault(int(row["step"]), []).append(judged is not None and judged >= 1)
+            first = next(iter(row["rewards"].values()), None)  # the first function says what is right
+            right.setdefault(int(row["step"]), []).append(first is not None and first >= 1)
     return [(step, sum(values) / len(values)) for step, values in right.items()]
 
 
@@ -119,7 +123,9 @@ def _trl_state(folder: Path) -> Path | None:
     return max(found, key=lambda p: int(p.parent.name.rpartition("-")[2]), default=None)
 
 
-def _yaml(file: Path) -> dict[str, Any]:
+def settings_of(run: Path) -> dict[str, Any]:
+    """config.yaml of a run, or nothing."""
+    file = run / "config.yaml"
     if not file.is_file():
         return {}
     values = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -12,7 +12,8 @@ from groupline.config import Config
 from groupline.models.lora import is_peft
 from groupline.training.setup import Setup
 
-PLACE = {"output_dir", "overwrite", "resume", "save_steps", "save_total_limit", "log_rollouts"}  # not what was done
+# Not what was done
+PLACE = {"output_dir", "overwrite", "resume", "save_steps", "save_total_limit", "log_rollouts", "log_tokens"}
 
 
 def config_hash(config: Config) -> str:

@@ -29,6 +29,7 @@ from groupline.training.setup import Setup, prepare
 from groupline.training.sharing import NoFolder, check_alike, finish, open_folder, share_model
 from groupline.training.sinks import Sink, Sinks, open_sinks
 from groupline.training.summary import summarise, with_logged
+from groupline.training.token_log import token_rows
 
 Say = Callable[[str], None]
 
@@ -191,7 +192,9 @@ def _step(setup: Setup, folder: RunFolder | NoFolder, step: int, hooks: Hooks, m
     metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
     metrics = with_logged(metrics, logged)
     idle = [0.0] * sum(len(g.rollouts) for g in drawn.replaced)
-    folder.log(metrics, [*groups, *drawn.replaced], batch.advantages.tolist() + idle)
+    logged_groups = config.log_tokens if config.log_rollouts else 0
+    by_token = token_rows(batch, groups, setup.objective, logged_groups, whole=world.size == 1)
+    folder.log(metrics, [*groups, *drawn.replaced], batch.advantages.tolist() + idle, by_token)
     return metrics
 
 

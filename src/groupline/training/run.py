@@ -92,7 +92,8 @@ def clear_unsaved(folder: Path) -> None:
 
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
-    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb", VLLM_FOLDER)
+    trackers = ("tensorboard", "wandb", IDS, f".{IDS}.new")
+    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, *trackers, "report.html", VLLM_FOLDER)
     return path.name in own or path.name.startswith((".checkpoint-", ".model-", ".value_model-"))
 
 
@@ -125,22 +126,35 @@ class RunFolder:
         """The steps' metrics so far."""
         return read_jsonl(self.path / ROWS[0])
 
-    def log(self, metrics: dict[str, Any], groups: Sequence[Group], advantages: Sequence[float]) -> None:
+    def log(
+        self,
+        metrics: dict[str, Any],
+        groups: Sequence[Group],
+        advantages: Sequence[float],
+        tokens: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """tokens: `token_rows` of those answers that have any."""
         self._metrics.write(metrics)
         if self.config.log_rollouts:
-            self._write(self._rollouts, int(metrics["step"]), groups, advantages)
+            self._write(self._rollouts, int(metrics["step"]), groups, advantages, tokens or {})
         self.sinks.log(int(metrics["step"]), metrics)
 
     def log_held_out(self, step: int, groups: Sequence[Group], measured: Mapping[str, Any]) -> None:
         if self.config.log_rollouts:
-            self._write(self._held_out, step, groups, None)
+            self._write(self._held_out, step, groups, None, {})
         self.sinks.log(step, held_out_numbers(measured, "held_out"))
 
     def log_alarm(self, alarm: Alarm) -> None:
         self._alarms.write(alarm.to_json())
 
     @staticmethod
-    def _write(writer: JsonlWriter, step: int, groups: Sequence[Group], advantages: Sequence[float] | None) -> None:
+    def _write(
+        writer: JsonlWriter,
+        step: int,
+        groups: Sequence[Group],
+        advantages: Sequence[float] | None,
+        tokens: Mapping[int, Mapping[str, Any]],
+    ) -> None:
         place = 0
         for number, group in enumerate(groups):
             for answer, rollout in enumerate(group.rollouts):
@@ -163,6 +177,8 @@ class RunFolder:
                 }
                 if rollout.extras:
                     row["extras"] = dict(rollout.extras)
+                if place in tokens:
+                    row["tokens"] = dict(tokens[place])
                 writer.write(row)
                 place += 1
 

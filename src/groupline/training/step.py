@@ -197,6 +197,7 @@ def train_step(
         if not micro.answers:
             continue
         facts.add(loss.detach(), entropy, policy_facts, (logp - micro.sampler_logp).abs() if comparable else None)
+        micro.logp, micro.entropy = logp, entropy.detach()
         if micro.old_logp is None:
             micro.old_logp = logp
     facts = facts.over(world)

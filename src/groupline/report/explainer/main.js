@@ -1,4 +1,4 @@
-// Puts the page together: texts, language, theme, and every section's figure.
+// Puts the page together: texts, language, and every section's figure.
 "use strict";
 function show() {
   document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
@@ -21,11 +21,5 @@ for (const node of document.querySelectorAll("[data-language]")) {
     show();
   });
 }
-
-document.getElementById("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-});
 
 show();

@@ -1,0 +1,44 @@
+"""The report opened in a browser, and how to read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Opened:
+    """The page in a fresh browser context. trouble: console errors, script errors and requests other than its own file."""
+
+    def __init__(self, browser: Any, file: Path, address: str = "", **context: Any) -> None:
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1100, "height": 900}, "reduced_motion": "reduce"} | context
+        )
+        self.page = self.context.new_page()
+        self.trouble: list[str] = []
+        own = file.as_uri()
+        self.page.on("console", lambda m: self.trouble.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on(
+            "request", lambda r: self.trouble.append(r.url) if r.url.split("#")[0] not in (own, "data:,") else None
+        )
+        self.page.goto(own + address)
+
+    def text(self, selector: str) -> str:
+        return str(self.page.locator(selector).first.inner_text())
+
+    def texts(self, selector: str) -> list[str]:
+        return [str(text).strip() for text in self.page.locator(selector).all_inner_texts()]
+
+    def column(self, table: str, column: int) -> list[str]:
+        """A column of a table's body, its row head being column 0."""
+        return self.texts(f"#{table} tbody tr > :nth-child({column + 1})")
+
+    def legend(self, chart: str) -> dict[str, str]:
+        """What a chart's legend says at its cursor: name -> value."""
+        return dict(
+            self.page.evaluate(
+                """(id) => [...document.querySelectorAll(`#${id}-plot .legend li`)].filter((x) => x.querySelector(".value"))
+                .map((x) => [x.children[1].textContent, x.querySelector(".value").textContent])""",
+                chart,
+            )
+        )
