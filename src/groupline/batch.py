@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from groupline.models.memory import free_memory
 from groupline.models.packing import PackedRow, causal_lm, pack
-from groupline.objective import Objective, group_advantages, token_weights
+from groupline.objective import Correction, Objective, group_advantages, token_weights
 from groupline.parallel.deal import share_out
 from groupline.records import Completion, Group
 
@@ -30,7 +30,8 @@ class MicroBatch:
     """One packed row and what its tokens are trained with.
 
     old_logp and ref_logp [M] are filled by the trainer: by the first pass (or the sampler), and by the reference pass.
-    importance [M], if any, multiplies the policy term and not the KL. old_values and returns [M] are PPO's.
+    importance [M], if any, multiplies the policy term and not the KL; correction: how another engine's tokens are
+    weighed. old_values and returns [M] are PPO's.
     answers: places of the row's answers in the step, group by group; none in a row that only keeps a rank in step with
     the others. part: number of the update that it belongs to.
     logp, entropy [M]: as the last training pass found them, for the log.
@@ -44,6 +45,7 @@ class MicroBatch:
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
     importance: Tensor | None = None
+    correction: Correction | None = None
     old_values: Tensor | None = None
     returns: Tensor | None = None
     part: int = 0

@@ -13,6 +13,7 @@ from groupline.settings import (
     NonNegative,
     Positive,
     Settings,
+    VllmSettings,
     explain_unknown,
     read_recipe,
     read_yaml,
@@ -140,7 +141,7 @@ class ResumableSettings(RunSettings):
         return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
-class Config(ResumableSettings):
+class Config(VllmSettings, ResumableSettings):
     """Every setting of a GRPO run."""
 
     # Rewards
@@ -232,6 +233,10 @@ class Config(ResumableSettings):
     rank_timeout: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds that one process may keep the others waiting; then the run ends and says who waited for whom."""
 
+    @property
+    def _filters(self) -> bool:
+        return bool(self.top_p < 1 or self.top_k or self.min_p)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
@@ -244,7 +249,7 @@ class Config(ResumableSettings):
                 f"temperature is {self.temperature}: greedy answers of a group are all equal, so nothing could be learned; "
                 "use a positive one (eval_temperature may be 0)"
             )
-        if self.old_logprobs == "sampler" and (self.top_p < 1 or self.top_k or self.min_p):
+        if self.old_logprobs == "sampler" and self._filters:
             problems.append(
                 "old_logprobs is sampler, but top_p, top_k or min_p make the sampler's log-probs those of another "
                 "distribution; use old_logprobs: recompute, or no filter"
@@ -266,6 +271,11 @@ class Config(ResumableSettings):
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:
             problems.append("lora_alpha is set but lora_r is 0; set lora_r to train an adapter")
+        if self.sampler_correction not in ("auto", "off") and (self.old_logprobs == "sampler" or self._filters):
+            problems.append(
+                f"sampler_correction is {self.sampler_correction}, but with old_logprobs: sampler the ratio itself "
+                "corrects, and under top_p, top_k or min_p the sampler's log-probs are of another distribution; use off"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -9,12 +9,12 @@ from groupline.metrics import pass_at_k_curve
 from groupline.parallel.mesh import SOLO, World
 from groupline.records import Group, SamplingParams
 from groupline.rewards import Reward
-from groupline.sampling import Engine
+from groupline.sampling import Sampler
 from groupline.training.collect import Prompted, collect
 
 
 def evaluate(
-    engine: Engine,
+    engine: Sampler,
     tokenizer: Any,
     problems: Sequence[Prompted],
     rewards: Sequence[Reward],

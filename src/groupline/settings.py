@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from groupline.runlog import write_text
 
@@ -79,6 +79,47 @@ class Settings(BaseModel):
     def save(self, path: Path) -> None:
         """Written whole or not at all."""
         write_text(path, yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+
+class VllmSettings(Settings):
+    """What draws the answers of a run, and a vLLM server where that does."""
+
+    sampler: Literal["engine", "vllm"] = "engine"
+    """What draws the answers: the engine in this process, or a vLLM server."""
+    sampler_correction: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "auto"
+    )
+    """Importance weights where the sampler's log-probs differ from the trainer's by more than rounding; auto:
+    token_truncate for a vLLM server, none for the engine."""
+    sampler_correction_cap: Annotated[float, Field(gt=1)] = 3.0
+    """Largest importance weight; beyond it a token, or answer, is held at it or left out."""
+    vllm_url: str | None = None
+    """A server that runs already; by default one is started for the run and ended with it."""
+    vllm_python: str | None = None
+    """Python of the environment that has vLLM, for the server that is started; `python` by default."""
+    vllm_args: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`."""
+    vllm_sync: Literal["auto", "weights", "adapter"] = "auto"
+    """What is handed to the server after a step: all weights, or the LoRA adapter alone where that can be."""
+    vllm_tolerance: float | None = Field(default=None, gt=0)
+    """Most that the server's log-probs may differ from the trainer's after weights were handed over, in nats."""
+    vllm_start_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Most seconds until a server that is started can answer."""
+    vllm_timeout: Annotated[float, Field(gt=0)] = 1800.0
+    """Most seconds that one request may take."""
+    vllm_restarts: int = Field(default=1, ge=0)
+    """How often in a run a server that died is started again."""
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        if self.sampler == "engine":
+            ours = {k: f.default for k, f in VllmSettings.model_fields.items() if k.startswith("vllm_")}
+            idle = [k for k, default in ours.items() if getattr(self, k) != default]
+            if idle:
+                raise ValueError(
+                    "; ".join(f"{k} is set, but the sampler is the engine; set sampler: vllm" for k in idle)
+                )
+        return self
 
 
 def tracker_names(given: Any) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from groupline.objective.presets import (
 )
 from groupline.objective.ratios import (
     LOG_RATIO_BOUND,
+    Correction,
+    effective_share,
     sequence_product_ratio,
     sequence_ratio,
     sequence_sum,
@@ -42,6 +44,7 @@ __all__ = [
     "PPO",
     "REINFORCE",
     "RLOO",
+    "Correction",
     "Objective",
     "PolicyFacts",
     "PreferenceFacts",
@@ -50,6 +53,7 @@ __all__ = [
     "bradley_terry_loss",
     "clipped_tokens",
     "dpo_loss",
+    "effective_share",
     "explained_variance",
     "gae",
     "get_objective",

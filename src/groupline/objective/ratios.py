@@ -5,6 +5,9 @@ Legend: N trained tokens, flat over the answers of a micro-batch; S answers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -68,14 +71,51 @@ def truncated_importance_weights(logp: Tensor, sampler_logp: Tensor, cap: float)
     sampler_logp: the engine's, under the same temperature and filters. [N] each -> [N], detached, multiplies the loss.
     ValueError: cap not above 0, or a log-prob that is NaN or infinite (its flat position is named).
     """
-    if not cap > 0:
-        raise ValueError(f"truncated_importance_weights: cap is {cap}; it must be above 0")
-    delta = log_ratio(logp.detach(), sampler_logp.detach())
-    bad = ~torch.isfinite(delta)
-    if bad.any():
-        where = int(bad.flatten().nonzero()[0])
-        raise ValueError(
-            f"truncated_importance_weights: token {where} has log-probs {logp.flatten()[where].item()} (trainer) and "
-            f"{sampler_logp.flatten()[where].item()} (sampler); both must be finite"
-        )
-    return bounded_exp(delta).clamp(max=cap)
+    return Correction(cap=cap).weights(logp, sampler_logp)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How tokens are weighed that another engine drew than the one that trains on them.
+
+    level: each token's own ratio pi_trainer / pi_sampler, or that of its whole answer (their product). beyond: a ratio
+    above the cap becomes the cap ("truncate", Ionides 2008), or 0, which leaves the token or answer out ("mask").
+    rounding: a token's log-probs that differ by no more than this, in nats, count as equal.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    beyond: Literal["truncate", "mask"] = "truncate"
+    cap: float = 3.0
+    rounding: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.cap > 0:
+            raise ValueError(f"importance weights: cap is {self.cap}; it must be above 0")
+
+    def weights(
+        self, logp: Tensor, sampler_logp: Tensor, sequence: Tensor | None = None, num_sequences: int = 0
+    ) -> Tensor:
+        """[N], detached, multiplies the loss. logp, sampler_logp, sequence [N]; the last is for level "sequence", where
+        an answer must lie in one micro-batch. ValueError: a log-prob that is NaN or infinite, its position named.
+        """
+        delta = log_ratio(logp.detach(), sampler_logp.detach())
+        bad = ~torch.isfinite(delta)
+        if bad.any():
+            where = int(bad.flatten().nonzero()[0])
+            raise ValueError(
+                f"importance weights: token {where} has log-probs {logp.flatten()[where].item()} (trainer) and "
+                f"{sampler_logp.flatten()[where].item()} (sampler); both must be finite"
+            )
+        delta = delta.masked_fill(delta.abs() <= self.rounding, 0)
+        if self.level == "sequence":
+            if sequence is None:
+                raise ValueError('importance weights: level "sequence" needs each token\'s answer')
+            delta = sequence_sum(delta, sequence, num_sequences)[sequence]
+        ratio = bounded_exp(delta)
+        return ratio.clamp(max=self.cap) if self.beyond == "truncate" else ratio.masked_fill(ratio > self.cap, 0)
+
+
+def effective_share(weights: Tensor) -> float:
+    """Kish's effective sample size (sum w)^2 / sum w^2 as a share of the N weights: 1 if all are equal. N = 0 gives 1."""
+    total, squares = float(weights.double().sum()), float(weights.double().square().sum())
+    return total * total / (squares * len(weights)) if squares else 1.0

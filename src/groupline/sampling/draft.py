@@ -88,12 +88,25 @@ class Drafts:
                     stopped[i] = True
         self._stopped[rows] = stopped
         ended: NDArray[np.bool_] = stopped | (at + 1 >= self.params.max_new_tokens)
-        if self._on_group is not None and ended.any():
-            complete = np.asarray(rows)[ended] // self.n
-            np.subtract.at(self._open, complete, 1)
-            for prompt in np.unique(complete[self._open[complete] == 0]).tolist():
-                self._on_group(prompt, self.group(prompt))
+        if ended.any():
+            self._close(np.asarray(rows)[ended])
         return ended
+
+    def end(self, row: int, stop_string: str | None) -> None:
+        """End an answer where whoever drew it saw a stop string that `record` did not."""
+        self._stopped[row] = True
+        if stop_string is not None:
+            self._stop_strings[row] = stop_string
+        self._close(np.array([row]))
+
+    def _close(self, rows: NDArray[Any]) -> None:
+        """Count answers that have ended, and hand over the prompts that are complete with them."""
+        if self._on_group is None:
+            return
+        prompts = rows // self.n
+        np.subtract.at(self._open, prompts, 1)
+        for prompt in np.unique(prompts[self._open[prompts] == 0]).tolist():
+            self._on_group(prompt, self.group(prompt))
 
     def completions(self) -> list[list[Completion]]:
         return [self.group(prompt) for prompt in range(len(self.prompts))]

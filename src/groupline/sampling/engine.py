@@ -27,6 +27,7 @@ from groupline.sampling.choose import choose
 from groupline.sampling.direct import DirectStep, direct_step
 from groupline.sampling.draft import Drafts, OnGroup
 from groupline.sampling.graphs import StaticDecode
+from groupline.sampling.sampler import checked
 from groupline.sampling.scheduler import Answer, Prompt, Scheduler
 from groupline.sampling.unshared import generate_unshared
 
@@ -83,6 +84,10 @@ class Engine:
             self._lay_out()
         self.version = version
 
+    def close(self) -> None:
+        """Nothing but memory is held, see `release`."""
+        self.release()
+
     def _lay_out(self) -> None:
         if self.direct is not None:
             self.direct.refresh()
@@ -117,31 +122,14 @@ class Engine:
         its answers when the last of them has ended, while others are decoded.
         """
         params = params or SamplingParams()
-        if n < 1 or not prompts:
-            raise ValueError(f"generate: {len(prompts)} prompts with n={n}; both must be at least 1")
-        self._check(prompts, params)
-        keys = _default_keys(prompts) if keys is None else keys
-        if len(keys) != len(prompts):
-            raise ValueError(f"generate: {len(keys)} keys for {len(prompts)} prompts")
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        keys = checked(prompts, n, params, keys, limit, self.tokenizer)
         drafts = Drafts(prompts, n, params, seed, keys, self.eos_ids, self.tokenizer, self.version, on_group)
         if self.unshared_reason is not None:
             generate_unshared(self.model, drafts)
         else:
             self._run(drafts)
         return drafts.completions()
-
-    def _check(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer: Engine(model, tokenizer)")
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        for i, prompt in enumerate(prompts):
-            if not prompt:
-                raise ValueError(f"generate: prompt {i} has no tokens")
-            if limit is not None and len(prompt) + params.max_new_tokens > limit:
-                raise ValueError(
-                    f"generate: prompt {i} has {len(prompt)} tokens; with {params.max_new_tokens} new ones it passes the "
-                    f"model's limit of {limit} positions; drop the prompt or lower max_new_tokens"
-                )
 
     def _run(self, drafts: Drafts) -> None:
         if self._released:
@@ -267,13 +255,3 @@ class Engine:
         with planned(PackedPlan([1], [[]], self.device, keep=keep)):
             decoder(self.model)(input_ids=one, position_ids=one, use_cache=False)
         return sum(sizes.values())
-
-
-def _default_keys(prompts: Sequence[Sequence[int]]) -> list[str]:
-    seen: dict[tuple[int, ...], int] = {}
-    keys = []
-    for prompt in prompts:
-        ids = tuple(prompt)
-        seen[ids] = seen.get(ids, -1) + 1
-        keys.append(f"{ids}#{seen[ids]}")
-    return keys

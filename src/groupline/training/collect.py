@@ -13,7 +13,7 @@ from groupline.config import ConfigError, RunSettings
 from groupline.parallel.mesh import SOLO, World
 from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
 from groupline.rewards import Judging, Reward
-from groupline.sampling import Engine
+from groupline.sampling import Sampler
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ProblemStream:
 
 def collect(
     prompted: Sequence[Prompted],
-    engine: Engine,
+    engine: Sampler,
     tokenizer: Any,
     rewards: Sequence[Reward],
     n: int,
@@ -143,7 +143,7 @@ class _Share:
 def _scored(
     prompted: Sequence[Prompted],
     keys: Sequence[str],
-    engine: Engine,
+    engine: Sampler,
     tokenizer: Any,
     rewards: Sequence[Reward],
     n: int,

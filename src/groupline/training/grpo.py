@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from groupline.sampling.choose import NonFiniteLogits
 from groupline.training.alarming import Alarms
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import Prompted, collect
+from groupline.training.correction import verdict
 from groupline.training.hooks import Hooks
 from groupline.training.method import Method
 from groupline.training.optim import NonFinite
@@ -86,7 +88,8 @@ def run(
     plan = setup.plan + method.plan()
     if config.resume is True and found is None and world.main:
         clear_unsaved(Path(config.output_dir))
-    with open_folder(world, config, found.state["files"] if found else None, plan, sinks) as folder:
+    files = found.state["files"] if found else None
+    with open_folder(world, config, files, plan, sinks) as folder, closing(setup.engine):
         keeper = Keeper(setup, folder, method, origin, found.folder if found else None)
         alarms = Alarms(setup, folder, say, results["held_out"]["history"])
         say(plan)
@@ -98,6 +101,8 @@ def run(
                 metrics = _step(setup, folder, step, hooks, method)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics) + method.words(metrics))
+                if config.sampler == "vllm" and step == (found.step if found else 0):
+                    say(verdict(metrics, config))
                 alarms.step(metrics)
                 world.stop_if_asked()
                 stop = world.from_main(lambda: hooks.stop or alarms.stop, "whether to go on")

@@ -11,10 +11,10 @@ from groupline.config import Config, ConfigError, read_yaml
 from groupline.evaluation import evaluate
 from groupline.models.load import choose_precision, load_model, load_tokenizer
 from groupline.rewards import reward_notes
-from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems
 from groupline.training.collect import encode_problems
 from groupline.training.judges import judges_of
+from groupline.training.samplers import sampler_of
 from groupline.training.setup import eval_sampling_of, prompt_limit
 
 KS = (1, 2, 4, 8, 16, 32, 64)
@@ -36,16 +36,14 @@ def evaluate_config(
     tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     problems = held_out_problems(config, config.eval_problems)
     prompted, dropped = encode_problems(problems, tokenizer, config, prompt_limit(config, model))
-    engine = Engine(
-        model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
-    )
     judges = judges_of(config)
     for note in reward_notes(judges):
         say(note)
-    measured, _ = evaluate(
-        engine, tokenizer, prompted, judges, eval_sampling_of(config),
-        samples=config.eval_samples, ks=ks, seed=config.seed,
-    )  # fmt: skip
+    with sampler_of(config, model, tokenizer, precision, say) as engine:
+        measured, _ = evaluate(
+            engine, tokenizer, prompted, judges, eval_sampling_of(config),
+            samples=config.eval_samples, ks=ks, seed=config.seed,
+        )  # fmt: skip
     counted = {"problems": len(prompted), "dropped": dropped, "samples": config.eval_samples}
     return {"model": config.model, **counted, **measured}
 

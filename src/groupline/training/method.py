@@ -15,6 +15,7 @@ from groupline.objective import Objective, add_kl_to_reward, answer_kl
 from groupline.parallel.mesh import SOLO, World
 from groupline.records import Group
 from groupline.training.checkpoint import Checkpoint
+from groupline.training.correction import correction_facts, correction_of
 from groupline.training.setup import Setup
 from groupline.training.step import fill_old, fill_reference, train_step
 
@@ -54,9 +55,10 @@ class Method:
     def update(self, setup: Setup, part: Batch) -> dict[str, float]:
         """One optimiser step."""
         comparable = not setup.sampling.filters
-        return train_step(
+        facts = train_step(
             setup.policy, setup.optimiser, part, setup.objective, setup.scorer, comparable=comparable, world=setup.world
         )
+        return facts | correction_facts(part.micro_batches, correction_of(setup.config), setup.world)
 
     def models(self, setup: Setup) -> dict[str, Weights]:
         """Every model that training holds in memory, each weight counted under the first that has it."""
@@ -109,6 +111,8 @@ def build(
 def set_old(setup: Setup, batch: Batch) -> None:
     """The ratio's denominators, unless the first pass may keep its own."""
     config = setup.config
+    for micro in batch.micro_batches:
+        micro.correction = correction_of(config)
     if config.old_logprobs == "sampler":
         for micro in batch.micro_batches:
             micro.old_logp = micro.sampler_logp

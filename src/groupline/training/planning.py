@@ -20,6 +20,7 @@ from groupline.models.products import worth_prepacking
 from groupline.models.rates import bandwidth, matrix_rate
 from groupline.models.shapes import load_shapes, shape_of_model
 from groupline.models.tracing import Passes
+from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems, training_problems
 from groupline.training.collect import encode_problems
 from groupline.training.footprint import Footprint, Static, footprint, passes_of, reference_kind, static_parts
@@ -130,8 +131,11 @@ def planned_footprint(setup: Setup) -> Footprint:
     config, policy, engine = setup.config, setup.policy, setup.engine
     longest = max(len(p.ids) for p in (*setup.stream.prompted, *setup.held_out))
     kind = setup.reference.kind if setup.reference else None
-    prepack = engine.unshared_reason is None and engine.prepack
-    static = static_parts(policy, engine.mirror, setup.precision, kind, prepack)
+    if isinstance(engine, Engine):
+        mirror, prepack = engine.mirror, engine.unshared_reason is None and engine.prepack
+    else:  # a server's keys and values are counted as if they were here
+        mirror, prepack = Mirror(policy, setup.precision.sampling), False
+    static = static_parts(policy, mirror, setup.precision, kind, prepack)
     passes = passes_of(policy, config, setup.precision, longest, setup.scorer.shared)
     return footprint(policy, config, setup.precision, static, passes, longest, config.micro_batch_tokens)
 

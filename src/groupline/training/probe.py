@@ -13,10 +13,10 @@ from groupline.models.load import choose_precision, load_model, load_tokenizer
 from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Group
 from groupline.rewards import reward_notes
-from groupline.sampling import Engine
 from groupline.tasks.source import training_problems
 from groupline.training.collect import collect, encode_problems
 from groupline.training.judges import judges_of
+from groupline.training.samplers import sampler_of
 from groupline.training.setup import prompt_limit, sampling_of
 from groupline.training.summary import summarise
 
@@ -73,14 +73,12 @@ def probe(
     model = load_model(config.model, precision.device, config.trust_remote_code)
     tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
     prompted, dropped = encode_problems(asked, tokenizer, config, prompt_limit(config, model))
-    engine = Engine(
-        model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
-    )
     for note in reward_notes(judges):
         say(note)
-    groups, seconds = collect(
-        prompted, engine, tokenizer, judges, samples, sampling_of(config), seed=config.seed, label="probe"
-    )
+    with sampler_of(config, model, tokenizer, precision, say) as engine:
+        groups, seconds = collect(
+            prompted, engine, tokenizer, judges, samples, sampling_of(config), seed=config.seed, label="probe"
+        )
     summary = summarise(groups, judges[0].name)
     return {
         "problems": len(prompted),

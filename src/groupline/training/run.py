@@ -19,6 +19,7 @@ from groupline.config import Config, ConfigError, RunSettings
 from groupline.models.load import save_model
 from groupline.records import Group
 from groupline.runlog import JsonlWriter, read_jsonl, write_json
+from groupline.training.samplers import VLLM_FOLDER
 from groupline.training.setup import Setup
 from groupline.training.sinks import IDS, Sinks, Status, held_out_numbers, last_step, run_info
 
@@ -91,7 +92,8 @@ def clear_unsaved(folder: Path) -> None:
 
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
-    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "tensorboard", "wandb", "report.html")
+    files = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "report.html")
+    own = (*files, "tensorboard", "wandb", VLLM_FOLDER)
     return path.name in own or path.name.startswith((".checkpoint-", ".model-", ".value_model-"))
 
 

@@ -12,12 +12,13 @@ from groupline.models.load import choose_precision, load_model, load_tokenizer
 from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Pair, Problem
 from groupline.runlog import write_json, write_text
-from groupline.sampling import Engine
+from groupline.sampling import Sampler
 from groupline.tasks.pairs import pairs_of_groups
 from groupline.tasks.source import held_out_problems, training_problems
 from groupline.training.collect import collect, encode_problems
 from groupline.training.judges import judges_of
 from groupline.training.run import check_unused, claim
+from groupline.training.samplers import sampler_of
 from groupline.training.setup import prompt_limit, sampling_of
 
 FILES = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
@@ -36,12 +37,9 @@ def sample_pairs(config: Config, say: Callable[[str], None] = print) -> dict[str
     precision = choose_precision(config.device, config.precision)
     model = load_model(config.model, precision.device, config.trust_remote_code)
     tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
-    engine = Engine(
-        model, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
-    )
     judges = judges_of(config)
 
-    def sampled(problems: Sequence[Problem], label: str) -> tuple[list[Pair], dict[str, Any]]:
+    def sampled(engine: Sampler, problems: Sequence[Problem], label: str) -> tuple[list[Pair], dict[str, Any]]:
         found: list[Pair] = []
         prompted, dropped = encode_problems(problems, tokenizer, config, prompt_limit(config, model))
         seconds, tokens = 0.0, 0
@@ -68,8 +66,9 @@ def sample_pairs(config: Config, say: Callable[[str], None] = print) -> dict[str
     }
     pairs: dict[str, list[Pair]] = {}
     results: dict[str, Any] = {"method": "pairs", "model": config.model, "seed": config.seed}
-    for split, own in problems.items():
-        pairs[split], results[split] = sampled(own, split)
+    with sampler_of(config, model, tokenizer, precision, say) as engine:
+        for split, own in problems.items():
+            pairs[split], results[split] = sampled(engine, own, split)
     if not pairs["train"]:
         raise ConfigError(
             f"the rewards of all {config.num_generations} answers are equal for each of {len(problems['train'])} "

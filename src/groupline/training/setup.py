@@ -19,11 +19,12 @@ from groupline.parallel.mesh import SOLO, World
 from groupline.records import SamplingParams
 from groupline.rewards import Judging, Reward, reward_notes
 from groupline.rewards.columns import column_names
-from groupline.sampling import Engine
+from groupline.sampling import Sampler
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
 from groupline.training.collect import ProblemStream, Prompted, Stream, encode_problems
 from groupline.training.judges import check_gold, judges_of
 from groupline.training.optim import Optimiser
+from groupline.training.samplers import differing_defaults, make_sampler
 from groupline.training.step import Scorer
 
 MOST_PROBLEMS = 20000  # taken from a generated task
@@ -51,7 +52,7 @@ class Setup:
     dropped: int
     sampling: SamplingParams
     eval_sampling: SamplingParams
-    engine: Engine
+    engine: Sampler
     optimiser: Optimiser
     scorer: Scorer
     why_tokens: str  # why so many as config.micro_batch_tokens
@@ -144,9 +145,7 @@ def prepare(
         policy, config, config.steps * config.num_iterations * config.updates_per_pass, precision.scale_gradients
     )
     reference = Reference(policy, fresh) if objective.beta > 0 else None
-    engine = Engine(
-        policy, tokenizer, cache_gib=config.cache_gib, max_rows=config.max_rows, dtype=precision.sampling, notify=say
-    )
+    engine = make_sampler(config, policy, tokenizer, precision, say, config.output_dir, not passed_in)
     scorer, reason = Scorer.for_model(policy, config.temperature, precision.compute)
     if reason:
         say(f"training on padded rows, the prompt repeated for every answer: {reason}")
@@ -267,19 +266,7 @@ def describe(setup: Setup) -> str:
         ("held out", f"{len(setup.held_out)} problems x {c.eval_samples} answers at temperature {c.eval_temperature:g}"),
         ("writes to", c.output_dir),
     ]  # fmt: skip
-    note = [f"      note  {line}" for line in reward_notes(setup.rewards)] + _differing_defaults(setup)
+    note = [f"      note  {line}" for line in reward_notes(setup.rewards)] + differing_defaults(
+        setup.policy, setup.sampling
+    )
     return "\n".join([*(f"{name:>10}  {text}" for name, text in rows), *note])
-
-
-def _differing_defaults(setup: Setup) -> list[str]:
-    """Sampling settings in the model's own generation config that this run does not follow, said aloud."""
-    own = getattr(setup.engine.model, "generation_config", None)
-    p = setup.sampling
-    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": 1}
-    differ = [
-        f"{k} {v:g} (here {ours[k]:g})"
-        for k in ours
-        if isinstance(v := getattr(own, k, None), (int, float)) and v != ours[k] and not (k == "top_k" and v == 50)
-    ]
-    note = f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"
-    return [note] if differ else []

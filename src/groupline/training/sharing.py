@@ -15,6 +15,7 @@ from groupline.models.checkpointing import checkpoint_layers
 from groupline.models.lora import is_peft
 from groupline.models.memory import free_memory
 from groupline.parallel.mesh import World
+from groupline.sampling import Engine
 from groupline.training.card import model_card
 from groupline.training.optim import Optimiser
 from groupline.training.run import PLAN, RunFolder
@@ -76,6 +77,7 @@ def _shard(setup: Setup, world: World) -> None:
             "parallel: replicate, or beta: 0"
         )
     place, compute = setup.precision.device, setup.precision.compute
+    assert isinstance(setup.engine, Engine)  # a server is refused with several ranks
     setup.engine.mirror.part()
     shard(setup.policy, place, compute, world)
     if reference is not None and reference.own_model is not None:

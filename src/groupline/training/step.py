@@ -19,6 +19,7 @@ from groupline.models.packing import PackedRow, causal_lm, eval_mode, hidden_sta
 from groupline.models.reference import Reference
 from groupline.objective import Objective, PolicyFacts, policy_loss
 from groupline.parallel.mesh import SOLO, World
+from groupline.training.correction import importance_of
 from groupline.training.optim import NonFinite, Optimiser
 
 TOKEN_RATIOS = ("token", "none")  # with these a token's loss is a function of its own log-prob alone
@@ -210,7 +211,7 @@ def _forward(
     policy: nn.Module, micro: MicroBatch, objective: Objective, scorer: Scorer, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, differentiable; log-probs [M], detached; entropy [M])."""
-    if objective.ratio in TOKEN_RATIOS:
+    if objective.ratio in TOKEN_RATIOS and (micro.correction is None or micro.correction.level == "token"):
 
         def weighted(logp: Tensor, rows: slice) -> Tensor:
             return micro.weights[rows] * _per_token(logp, micro, objective, rows)[0]
@@ -232,7 +233,7 @@ def _per_token(
         sequence=micro.row.sequence[rows],
         num_sequences=micro.row.num_sequences,
         ref_logp=None if micro.ref_logp is None else micro.ref_logp[rows],
-        importance=None if micro.importance is None else micro.importance[rows],
+        importance=importance_of(micro, logp, rows),
     )
 
 

@@ -1,0 +1,107 @@
+"""The sampler that a configuration asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from groupline.config import Config, ConfigError
+from groupline.models.load import Precision, resolve_model
+from groupline.models.lora import is_peft
+from groupline.models.packing import causal_lm
+from groupline.records import SamplingParams
+from groupline.sampling import Engine, Sampler
+
+Say = Callable[[str], None]
+VLLM_FOLDER = "vllm"  # in the run's folder: the server's log, and the weights on their way
+TOLERANCE = {torch.float32: 1e-3}  # nats; rounding gives 1e-5 on a CPU
+HALF_TOLERANCE = 0.3
+
+
+def make_sampler(
+    config: Config,
+    policy: nn.Module,
+    tokenizer: Any,
+    precision: Precision,
+    say: Say,
+    folder: str | None = None,
+    named: bool = True,
+) -> Sampler:
+    """The engine, or a sampler over a vLLM server, which starts when it is first asked for answers.
+
+    folder: the run's, for what the server writes; a temporary one otherwise. named: whether `config.model` leads to the
+    policy's base, so that a server can load it and be handed the adapter alone.
+    """
+    if config.sampler == "engine":
+        return Engine(
+            policy,
+            tokenizer,
+            cache_gib=config.cache_gib,
+            max_rows=config.max_rows,
+            dtype=precision.sampling,
+            notify=say,
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("sampler is vllm and several ranks train; each would start a server: train in one process")
+    from groupline.sampling.vllm import VllmOptions, VllmSampler
+
+    base = _base(config, policy, named)
+    dtype = precision.sampling or torch.float32
+    usual = TOLERANCE.get(dtype, HALF_TOLERANCE)
+    options = VllmOptions(
+        python=config.vllm_python or "python",
+        url=config.vllm_url,
+        folder=None if folder is None else Path(folder) / VLLM_FOLDER,
+        base=base,
+        rank=config.lora_r,
+        arguments=(*(("--trust-remote-code",) if config.trust_remote_code else ()), *config.vllm_args),
+        cache_gib=config.cache_gib,
+        max_rows=max(config.max_rows, config.num_generations, config.eval_samples),
+        dtype=precision.sampling,
+        tolerance=usual if config.vllm_tolerance is None else config.vllm_tolerance,
+        start_timeout=config.vllm_start_timeout,
+        timeout=config.vllm_timeout,
+        restarts=config.vllm_restarts,
+    )
+    return VllmSampler(policy, tokenizer, options, say)
+
+
+@contextmanager
+def sampler_of(config: Config, policy: nn.Module, tokenizer: Any, precision: Precision, say: Say) -> Iterator[Sampler]:
+    """For commands that train nothing: the sampler, closed at the end."""
+    sampler = make_sampler(config, policy, tokenizer, precision, say)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def _base(config: Config, policy: nn.Module, named: bool) -> str | None:
+    """What the server loads where the adapter alone is handed over."""
+    source = resolve_model(config.model) if named else ""
+    fit = named and config.lora_r > 0 and is_peft(policy) and not (Path(source) / "adapter_config.json").exists()
+    if config.vllm_sync == "adapter" and not fit:
+        raise ConfigError(
+            "vllm_sync is adapter, and there is no fresh adapter on a model that a server could load by name; set lora_r "
+            "and a model that is a folder or hub id without an adapter, or vllm_sync: weights"
+        )
+    return source if fit and config.vllm_sync != "weights" else None
+
+
+def differing_defaults(policy: nn.Module, p: SamplingParams) -> list[str]:
+    """Sampling settings in the model's own generation config that this run does not follow, said aloud."""
+    own = getattr(causal_lm(policy), "generation_config", None)
+    ours = {"temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p, "repetition_penalty": 1}
+    differ = [
+        f"{k} {v:g} (here {ours[k]:g})"
+        for k in ours
+        if isinstance(v := getattr(own, k, None), (int, float)) and v != ours[k] and not (k == "top_k" and v == 50)
+    ]
+    note = f"      note  the model's generation config says {', '.join(differ)}; the run's settings hold"
+    return [note] if differ else []
