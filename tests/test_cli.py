@@ -88,8 +88,8 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert said.out == ""
     commands = (
-        "train, ppo, eval, sft, pairs, reward-model, dpo, compare, merge, import-gguf, compat, doctor, report, audit-reward, "
-        "probe, plan, explain"
+        "train, ppo, eval, sft, pairs, reward-model, dpo, compare, merge, import-gguf, compat, doctor, report, watch, "
+        "audit-reward, probe, plan, explain"
     )
     assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 

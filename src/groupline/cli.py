@@ -36,6 +36,8 @@ USAGE = """groupline: group-relative policy optimisation on rewards that code ca
   groupline import-gguf FILE FOLDER                   a GGUF file to Hugging Face format
   groupline doctor RUN [RUN...]                       what a run's figures warn of; exit status 1 if it is broken
   groupline report RUN [RUN...]                       a page of runs: curves, held-out problems, answers, alarms
+  groupline report --figures [RUN...] [--out FOLDER]  figures of runs, and of the method, as PNG and SVG
+  groupline watch RUN|DIR [--port N] [--no-open]      the page of runs that are going, in the browser
   groupline audit-reward FUNCTION                     what a judge gives to adversarial answers
   groupline probe [CONFIG.yaml] [--key value ...]     the share of groups that would teach, by group size
   groupline plan  [CONFIG.yaml] [--key value ...]     memory by part, seconds a step, budgets that fit; loads no weights
@@ -57,13 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = {
         "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
         "dpo": _dpo, "compare": _compare, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
-        "doctor": commands.doctor, "report": commands.report, "audit-reward": commands.audit_reward,
-        "probe": commands.probe, "plan": commands.plan, "explain": _explain,
+        "doctor": commands.doctor, "report": commands.report, "watch": commands.watch,
+        "audit-reward": commands.audit_reward, "probe": commands.probe, "plan": commands.plan, "explain": _explain,
     }  # fmt: skip
     if args[0] not in known:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)
         return 2
-    if args[0] not in ("explain", "report"):  # which need none of them
+    if args[0] not in ("explain", "report", "watch"):  # which need none of them
         _quiet_libraries()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop saves the model, as Ctrl-C does
     try:

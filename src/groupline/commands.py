@@ -1,4 +1,7 @@
-"""Commands that look at runs, judges and starts: `groupline doctor|audit-reward|probe|plan`. Thin: parse, call, print."""
+"""Commands that look at runs, judges and starts: `groupline doctor|report|watch|audit-reward|probe|plan`.
+
+Thin: parse, call, print.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,26 @@ def doctor(args: Sequence[str]) -> int:
 
 
 def report(args: Sequence[str]) -> int:
+    """A page of runs; or, with --figures, pictures of them and of the method."""
     parser = argparse.ArgumentParser(
         prog="groupline report",
-        description="One HTML page of a run, or of several laid over one another, from their files.",
+        description="One HTML page of a run, or of several laid over one another, from their files; or its figures.",
     )
-    parser.add_argument("run", type=Path, nargs="+", help="a run's folder, finished or going")
-    parser.add_argument("--out", type=Path, help="the file to write (default report.html in the first run's folder)")
+    parser.add_argument("run", type=Path, nargs="*", help="a run's folder, finished or going; --figures needs none")
+    parser.add_argument("--figures", action="store_true", help="figures as PNG and SVG in place of the page")
+    parser.add_argument(
+        "--out", type=Path,
+        help="the file to write (default report.html in the first run's folder), or the figures' folder (default figures)",
+    )  # fmt: skip
     parser.add_argument(
         "--rollouts", type=int, metavar="N", help="most answers of a run whose texts are in the page (default 1600)"
     )
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
     given = parser.parse_args(args)
+    if given.figures:
+        if given.open or given.rollouts is not None:
+            raise ValueError("--open and --rollouts concern the page, and --figures writes none; leave them out")
+        return _report_figures(given.run, given.out or Path("figures"))
     from groupline.report.data import ROLLOUTS
     from groupline.report.page import write_report
 
@@ -45,6 +57,29 @@ def report(args: Sequence[str]) -> int:
     print(f"saved in {page} ({page.stat().st_size / 1e6:.1f} MB)")
     if given.open and not webbrowser.open(page.as_uri()):
         print("no browser was found here; open the file in one")
+    return 0
+
+
+def _report_figures(runs: Sequence[Path], folder: Path) -> int:
+    from groupline.report.figures import write_figures
+
+    for path in write_figures(runs, folder, print):
+        print(path)
+    return 0
+
+
+def watch(args: Sequence[str]) -> int:
+    """Until it is interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="groupline watch", description="The report of runs that are going on, in the browser of this machine."
+    )
+    parser.add_argument("folder", type=Path, help="a run's folder, or one that holds runs")
+    parser.add_argument("--port", type=int, default=None, help="of 127.0.0.1 (default 8501); 0 takes a free one")
+    parser.add_argument("--no-open", action="store_true", help="only serve, open no browser")
+    given = parser.parse_args(args)
+    from groupline.report import watch as served
+
+    served.watch(given.folder, served.PORT if given.port is None else given.port, not given.no_open)
     return 0
 
 

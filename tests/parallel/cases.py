@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "parts": {"updates_per_pass": 2, "top_entropy_quantile": 0.5, "activation_checkpointing": True},
     "penalty in the reward": {"objective": "rloo", "prompts_per_step": 1, "max_grad_norm": 0.01},
 }
+HALF: dict[str, Any] = {"precision": "bf16", "steps": 1, "num_iterations": 1}
 SAVED: dict[str, Any] = {"steps": 4, "save_steps": 2}
 
 

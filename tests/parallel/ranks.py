@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import CASES, SAVED, recorded, settings, start
+from cases import CASES, HALF, SAVED, recorded, settings, start
 from small import EVEN, even_share, sums
 
 from groupline.config import ConfigError
@@ -45,6 +45,10 @@ def laws(folder: Path) -> None:
             note(folder, f"{name} results", results["steps"])
             if RANK == 0:
                 torch.save(gradients, folder / f"{name}.pt")
+        with recorded() as (gradients, _):
+            start(settings("lora", folder / f"{kind} half", parallel=kind, **HALF), "lora")
+        if RANK == 0:
+            torch.save(gradients, folder / f"{kind} half.pt")
 
 
 def checkpoints(folder: Path) -> None:

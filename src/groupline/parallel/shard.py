@@ -40,6 +40,8 @@ def shard(model: nn.Module, device: torch.device, compute: torch.dtype, world: W
     for layer in layers:
         layer.set_gradient_divide_factor(1.0)
         layer.set_force_sum_reduction_for_comms(True)
+    # FSDP notes formats at the first pass, by what trains then: if that is a reference's, no adapter does.
+    fully_shard.state(body)._lazy_init()  # type: ignore[attr-defined]
     _watch(body, world)
 
 

@@ -115,7 +115,11 @@ class Watchdog:
         before = {r: p.beat.number for r, p in self._peers.items()}
         time.sleep(5 * BEAT)
         self._read()
-        gone = [r for r, p in self._peers.items() if p.beat.number == before[r] or p.beat.left]
+        same = _first(error)  # of ranks that all fail alike, none is lost to the others
+        gone = [
+            r for r, p in self._peers.items()
+            if (same not in p.beat.left if p.beat.left else p.beat.number == before[r])
+        ]  # fmt: skip
         return f"rank {self.rank}, {self._place(what)}: {self._who(gone)} ({_first(error)})" if gone else None
 
     def _watch(self) -> None:

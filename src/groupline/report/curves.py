@@ -8,6 +8,7 @@ from typing import Any
 
 from groupline.report.figure import BLUE, GREEN, GREY, ORANGE, draw_pass_at_k, load_pyplot
 from groupline.report.figure import save as save_figure
+from groupline.report.figures.progress import draw_progress, read_progress
 from groupline.runlog import read_jsonl
 
 _BELOW: dict[str, Any] = {
@@ -66,16 +67,7 @@ def write_curves(run: Path) -> list[Path]:
     axis.legend(**_BELOW)
     save(figure, "groups.png")
 
-    figure, axis = pyplot.subplots(figsize=(7, 4.2))
-    axis.plot(steps, [r["completions/mean_length"] for r in rows], color=ORANGE)
-    axis.set(xlabel="step", title="Completion length beside accuracy")
-    axis.set_ylabel("mean length (tokens)", color=ORANGE)
-    axis.set_ylim(bottom=0)
-    other = axis.twinx()
-    other.plot(steps, [r["accuracy"] for r in rows], color=BLUE)
-    other.set_ylabel("share of answers right (training prompts)", color=BLUE)
-    other.set_ylim(0, 1)
-    save(figure, "length_accuracy.png")
+    save(draw_progress(pyplot, read_progress(run)), "length_accuracy.png")
 
     if (figure := _pass_at_k(results["held_out"], pyplot)) is not None:
         save(figure, "pass_at_k.png")

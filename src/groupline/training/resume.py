@@ -39,8 +39,8 @@ from groupline.training.sharing import NoFolder
 FREE = frozenset(
     {
         "activation_checkpointing", "cache_gib", "device", "eval_every", "log_rollouts", "log_tokens", "max_rows",
-        "merge_adapter", "micro_batch_tokens", "output_dir", "overwrite", "parallel", "precision", "project", "rank_timeout",
-        "report_to", "resume", "reward_timeouts",
+        "merge_adapter", "micro_batch_tokens", "output_dir", "overwrite", "parallel", "precision", "project",
+        "rank_timeout", "report_to", "resume", "reward_timeouts",
         "run_name", "save_steps", "save_total_limit", "stop_on_alarm", "trust_remote_code",
     }
 )  # fmt: skip

@@ -92,8 +92,8 @@ def clear_unsaved(folder: Path) -> None:
 
 def unsaved(path: Path) -> bool:
     """Whether a run without a checkpoint leaves such a file when it is killed."""
-    trackers = ("tensorboard", "wandb", IDS, f".{IDS}.new")
-    own = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, *trackers, "report.html", VLLM_FOLDER)
+    files = ("config.yaml", ".config.yaml.new", PLAN, *ROWS, IDS, f".{IDS}.new", "report.html")
+    own = (*files, "tensorboard", "wandb", VLLM_FOLDER)
     return path.name in own or path.name.startswith((".checkpoint-", ".model-", ".value_model-"))
 
 
