@@ -88,7 +88,7 @@ def test_a_live_page_follows_its_runs(browser: Any, server: Server, tmp_path: Pa
     tab.get_by_text("The server does not answer").wait_for()
     assert tab.locator("article.run").count() == 2
     server.away = False
-    tab.wait_for_function("() => document.getElementById('away').textContent === ''")
+    tab.locator("#away:empty").wait_for(state="attached")
     assert not errors
     assert {urlsplit(path).path for path in server.asked} <= {"/", "/runs.json", "/data.json"}
     context.close()

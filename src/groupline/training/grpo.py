@@ -11,7 +11,7 @@ from typing import Any
 
 from groupline.config import Config
 from groupline.evaluation import evaluate
-from groupline.parallel.mesh import join
+from groupline.parallel.mesh import join, refuse_ranks
 from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
@@ -44,6 +44,8 @@ def train(config: Config, say: Say = print, sinks: Sequence[Sink] = (), **given:
     `output_dir` goes on from a checkpoint; what is given must then be what it was first given. Started by torchrun, its
     processes share one run: rank 0 writes and speaks, and all return the same.
     """
+    if config.sampler != "engine":
+        refuse_ranks(f"sampler: {config.sampler}")
     with join(config) as world:
         say, told = say if world.main else _nothing, Sinks()
 
