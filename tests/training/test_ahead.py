@@ -23,6 +23,7 @@ from groupline.models.load import load_model
 from groupline.parallel.mesh import World
 from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
 from groupline.rewards import Reward, RewardError
+from groupline.sampling import SamplerError
 from groupline.sampling.vllm import VllmSampler
 from groupline.training import ahead as ahead_module
 from groupline.training import grpo
@@ -337,10 +338,22 @@ def test_a_resumed_run_over_a_server(server: FakeVllm, tmp_path: Path, first: nn
         if line.startswith("step 3/"):
             raise Stopped
 
-    whole, again = twin(first), twin(first)
-    run(served(server, tmp_path / "whole", save_steps=2), whole, tokenizer)
+    changes = {"save_steps": 2, "eval_every": 2, "eval_samples": 2}
+    whole, again, held = twin(first), twin(first), sums(14)[12:]
+    run(served(server, tmp_path / "whole", **changes), whole, tokenizer, held_out=held)
     with pytest.raises(Stopped):
-        run(served(server, tmp_path / "two", save_steps=2), twin(first), tokenizer, say=stop)
-    run(served(server, tmp_path / "two", save_steps=2, resume=True), again, tokenizer)
+        run(served(server, tmp_path / "two", **changes), twin(first), tokenizer, say=stop, held_out=held)
+    run(served(server, tmp_path / "two", resume=True, **changes), again, tokenizer, held_out=held)
     assert same(weights(again), weights(whole))
     assert told(tmp_path / "two") == told(tmp_path / "whole")
+    assert rows(tmp_path / "two" / "held_out.jsonl") == rows(tmp_path / "whole" / "held_out.jsonl")
+
+
+def test_a_server_that_dies_while_it_draws_ahead(
+    server: FakeVllm, tmp_path: Path, model: nn.Module, tokenizer: Any
+) -> None:
+    server.die_after = 6  # requests: the probe, the three of step 1, two of those drawn ahead
+    settings = served(server, tmp_path / "run")
+    with pytest.raises(SamplerError, match="the server at vllm_url is gone"):
+        run(settings, model, tokenizer)
+    assert not (tmp_path / "run" / "results.json").exists()
