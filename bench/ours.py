@@ -25,8 +25,6 @@ from groupline.models.load import load_model, load_tokenizer
 from groupline.tasks.task import get_task
 from groupline.training import grpo
 from groupline.training.collect import ProblemStream, Prompted
-from groupline.training.hooks import Hooks
-from groupline.training.method import Method
 from groupline.training.run import RunFolder
 from groupline.training.setup import Setup, prepare
 
@@ -121,10 +119,10 @@ def run(setup: Setup, steps: int, profile: bool) -> tuple[list[dict[str, Any]], 
             clock.take()
             if profile and step == steps:
                 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
-                    metrics.append(grpo._step(setup, log, step, Hooks(), Method()))
+                    metrics.append(grpo.one_step(setup, log, step))
                 print(prof.key_averages().table(sort_by="self_cpu_time_total", row_limit=25))
             else:
-                metrics.append(grpo._step(setup, log, step, Hooks(), Method()))
+                metrics.append(grpo.one_step(setup, log, step))
             parts = {"backward": 0.0, "optimiser": 0.0, "publish": 0.0} | clock.take()
             row = {name: float(metrics[-1][key]) for name, key in PHASES.items()}
             rows.append(row | {"forward": row["train"] - sum(parts.values())} | parts)

@@ -30,8 +30,6 @@ import groupline.training.step
 from groupline import Config, Problem, Reward
 from groupline.sampling import engine as engines
 from groupline.training import grpo
-from groupline.training.hooks import Hooks
-from groupline.training.method import Method
 from groupline.training.planning import device_of, planned_footprint, step_seconds
 from groupline.training.run import RunFolder
 from groupline.training.setup import Setup, prepare
@@ -89,8 +87,8 @@ def compare(name: str, model: str) -> dict[str, Any]:
         f = planned_footprint(setup)
         s = f.static
         with RunFolder(setup.config) as log:
-            _step(setup, log, 0)
-            timed = _step(setup, log, 1)
+            grpo.one_step(setup, log, 0)
+            timed = grpo.one_step(setup, log, 1)
             resident = (peak_gib() - before) * 2**30
             live, sizes = profiled(setup, log)
         prompt = len(setup.stream.prompted[0].ids)
@@ -123,10 +121,6 @@ def compare(name: str, model: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
     }
     return {"memory": memory, "seconds": spent, "rate": seconds["rate"], "bandwidth": seconds["bandwidth"]} | facts
-
-
-def _step(setup: Setup, log: RunFolder, step: int) -> dict[str, Any]:
-    return grpo._step(setup, log, step, Hooks(), Method())
 
 
 def _held(sizes: dict[str, float]) -> float:
@@ -182,7 +176,7 @@ def profiled(setup: Setup, log: RunFolder) -> tuple[dict[str, float], dict[str, 
     marks.wrap(groupline.training.method, "train_step")
     marks.wrap(engines.DecodePlan, "step", cached)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        _step(setup, log, 2)
+        grpo.one_step(setup, log, 2)
     curve = allocations(prof)
     state = setup.optimiser.adam.state.values()
     sizes["optimiser"] = _bytes(t for entry in state for k, t in entry.items() if k != "step")

@@ -214,6 +214,12 @@ def _step(
     return metrics
 
 
+def one_step(setup: Setup, folder: RunFolder | NoFolder, step: int) -> dict[str, Any]:
+    """GRPO's step number `step` (from 0) with no run around it, for measurements; its row of metrics.jsonl."""
+    ahead = Ahead(partial(_draw, setup), setup.engine, 0, setup.config.steps)
+    return _step(setup, folder, step, Hooks(), Method(), ahead)
+
+
 def _draw(setup: Setup, step: int) -> Drawn:
     """The step's groups, those without signal replaced where `dynamic_sampling` says so."""
     config = setup.config
