@@ -20,10 +20,10 @@ test-vllm: $(VENV)/.ready-dev .venv-vllm/.ready
 	GROUPLINE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -m vllm tests/real_vllm -rs
 
-# Real Ray clusters of 2 CPUs on this machine, one after another.
+# Real Ray clusters of 2 CPUs on this machine, one after another; and the files of recipes/launch, as two machines.
 test-ray: $(VENV)/.ready-dev
 	$(PIP) -e '.[ray]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/parallel/test_ray.py -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/parallel -rs
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -65,6 +65,7 @@ def test_the_skypilot_task() -> None:
         subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)
 
 
+@pytest.mark.ray  # as it takes as long
 @pytest.mark.parametrize("scheduler", ["slurm", "skypilot"])
 def test_two_machines_train_as_one_process(scheduler: str, tmp_path: Path, free_port: int) -> None:
     settings = recipe(tmp_path).model_copy(update={"steps": 2, "save_total_limit": 2})
