@@ -274,6 +274,7 @@ def _table(results: dict[str, Any], run: Path) -> str:
         f"\nlook at   {run / 'figures'} (curves), {run / 'rollouts.jsonl'} (every answer), {run / 'results.json'}"
     )
     lines.append(f"model in  {run / 'model'} (Hugging Face format)")
+    lines.append(f"page      groupline report {run} --open")
     return "\n".join(lines)
 
 

@@ -63,8 +63,8 @@ def server(app: Starlette) -> uvicorn.Server:
         import uvicorn
     except ImportError as error:
         raise ImportError(MISSING) from error
-    return uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+    return uvicorn.Server(  # h11 always: httptools, which uvicorn prefers where it is installed, takes a second Host
+        uvicorn.Config(app, http="h11", log_level="warning", access_log=False, server_header=False, lifespan="off")
     )
 
 
