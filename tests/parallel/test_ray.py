@@ -48,7 +48,7 @@ def recipe(folder: Path, **changes: Any) -> Config:
 def launched(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [*MAIN, *args, str(folder / "recipe.yaml")]
     return subprocess.run(
-        command, env=environment() | env, cwd=folder, capture_output=True, text=True, check=False, timeout=180
+        command, env=environment() | env, cwd=folder, capture_output=True, text=True, check=False, timeout=400
     )
 
 
