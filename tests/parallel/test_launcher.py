@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -105,6 +107,19 @@ def test_without_ray_it_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["launch", "--ray", run_of(tmp_path)]) == 2
     assert capsys.readouterr().err == "groupline launch: launch --ray needs Ray: pip install 'groupline[ray]'\n"
+
+
+def test_no_cluster_at_the_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # which is not asked
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["launch", "--ray", "--address", address, run_of(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"groupline launch: --address {address}: no Ray cluster to be used there (")
+    assert "start one with `ray start --head`" in told
 
 
 def test_ray_is_given_the_recipe_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,13 +104,6 @@ def test_too_few_cpus_are_said_and_not_waited_for(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_no_cluster_at_the_address(tmp_path: Path) -> None:
-    recipe(tmp_path)
-    done = launched(tmp_path, "--address", "127.0.0.1:1", RAY_gcs_rpc_server_reconnect_timeout_s="1")
-    assert done.returncode == 2
-    assert "groupline launch: --address 127.0.0.1:1: no Ray cluster to be used there" in done.stderr
-
-
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_ends_all_with_the_model_saved(name: str, tmp_path: Path) -> None:
     recipe(tmp_path, steps=100_000, save_steps=0)

@@ -266,9 +266,12 @@ def _connect(ray: Any, address: str | None) -> None:
     if address is None:
         ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
         return
+    host, _, port = address.rpartition(":")
     try:
+        if host and port.isdecimal():  # where nobody listens Ray would wait for a minute and end the process
+            socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"--address {address}: no Ray cluster to be used there ({_first(error)}); start one with `ray start --head`, "
             "or leave --address out to start one here for this run"
