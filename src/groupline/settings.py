@@ -86,11 +86,13 @@ class VllmSettings(Settings):
 
     sampler: Literal["engine", "vllm"] = "engine"
     """What draws the answers: the engine in this process, or a vLLM server."""
+    staleness: int = Field(default=0, ge=0)
+    """Most updates by which the weights that draw a step's answers may be older than those it trains; 0: none."""
     sampler_correction: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "auto"
     )
     """Importance weights where the sampler's log-probs differ from the trainer's by more than rounding; auto:
-    token_truncate for a vLLM server, none for the engine."""
+    token_truncate for a vLLM server or with staleness, none for the engine."""
     sampler_correction_cap: Annotated[float, Field(gt=1)] = 3.0
     """Largest importance weight; beyond it a token, or answer, is held at it or left out."""
     vllm_url: str | None = None

@@ -262,3 +262,15 @@ def test_a_run_on_the_built_in_model(tmp_path: Path, lora: dict[str, Any]) -> No
     log = (tmp_path / "run" / "vllm" / "server.log").read_text("utf-8")
     assert ("--enable-lora" in log) == ("lora_r" in lora)
     assert sum(row["grad_norm"] > 0 for row in rows) > 0
+
+
+def test_a_run_drawn_ahead(tmp_path: Path) -> None:
+    """Staleness 1: each step is drawn by the weights before the newest, in a thread."""
+    asked = settings(tmp_path / "run", staleness=1, learning_rate=1e-4, eval_every=1)
+    train(asked, lambda line: None)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    drawn = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text("utf-8").splitlines()]
+    assert [row["policy_version"] for row in drawn] == [0] * 16 + [0] * 16 + [1] * 16
+    assert [row["sampling/staleness/max"] for row in rows] == [0, 1, 1]
+    assert rows[0]["sampling/sampling_logp_difference/max"] < CLOSE < rows[1]["sampling/sampling_logp_difference/max"]
+    assert 0 < rows[1]["sampling/effective_sample_share"] <= 1

@@ -70,6 +70,8 @@ LAWS: dict[str, dict[str, Any]] = {
     "two updates a step": {"num_iterations": 2, "beta": 0.05, "lr_scheduler_type": "linear"},
     "fresh LoRA": {"lora_r": 2, "lora_dropout": 0.3, "beta": 0.1, "num_iterations": 2},
     "starting adapter": {"beta": 0.1, "old_logprobs": "sampler", "num_iterations": 2},
+    "drawn ahead": {"staleness": 2},
+    "drawn ahead, groups replaced": {"staleness": 1, "dynamic_sampling": 2, "lora_r": 2, "num_iterations": 2},
 }
 
 

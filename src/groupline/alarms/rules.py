@@ -183,7 +183,8 @@ RULES = (
         "sampler and trainer differ",
         5,
         _above("sampling/sampling_logp_difference/mean", 0.05, 0.3, "mean difference of a token's log-prob"),
-        "Check that the sampler has the newest weights, the same number format and the same temperature.",
+        "Check that the sampler has the newest weights, the same number format and the same temperature; with staleness, "
+        "lower it or the learning rate.",
     ),
     Rule("KL jumped", 11, _kl_jump, "Lower the learning rate or raise beta; look at what the answers have become."),
     Rule("entropy collapsed", 20, _entropy, "Raise the temperature or epsilon_high, or lower the learning rate."),

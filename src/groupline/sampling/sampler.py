@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -48,6 +48,15 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """End whatever was started. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Elsewhere(Sampler, Protocol):
+    """A sampler that draws outside this process, so that `generate` may run in a thread while the policy trains."""
+
+    def stand_by(self) -> None:
+        """Have the newest weights ready, so that `generate` reads nothing of the policy. `close` ends it for good."""
         ...
 
 

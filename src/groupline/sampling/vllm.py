@@ -77,7 +77,7 @@ class VllmSampler:
         self._client: VllmHttp | None = None
         self._loaded: int | None = None  # the version that the server is known to have
         self._adapter: str | None = None
-        self._begun = False
+        self._begun = self._closed = False
         self._restarts = options.restarts
         vocabulary = int(self.config.get_text_config().vocab_size)
         self._probe = [(97 * i + 11) % vocabulary for i in range(PROBE_LENGTH)]
@@ -88,10 +88,15 @@ class VllmSampler:
         if self._client is not None:
             self._ready()
 
+    def stand_by(self) -> None:
+        """Have a server run that has the newest weights: `generate` then reads nothing of the policy."""
+        self._ready()
+
     def release(self) -> None:
         """The server keeps its memory."""
 
     def close(self) -> None:
+        self._closed = True
         if self._client is not None:
             self._client.close()
         self._client = self._loaded = None
@@ -162,13 +167,16 @@ class VllmSampler:
         if self.options.url is not None:
             raise SamplerError(f"{error}; the server at vllm_url is gone, and only its owner can start it") from error
         if self._restarts == 0:
-            raise SamplerError(f"{error}; vllm_restarts are used up; {self.server.last_words()}") from error
+            why = "vllm_restarts are used up (with staleness there are none)"
+            raise SamplerError(f"{error}; {why}; {self.server.last_words()}") from error
         self._restarts -= 1
         self._notify(f"the vLLM server is gone ({error}): starting it again; answers that had come are kept")
 
     def _ready(self) -> VllmHttp:
         """A server that has this version's weights."""
         while True:
+            if self._closed:  # perhaps by another thread than the one that draws, which must not start a server
+                raise SamplerError("the sampler was closed")
             try:
                 if self._client is None:
                     return self._start()

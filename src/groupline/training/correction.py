@@ -25,7 +25,8 @@ def correction_of(config: Config) -> Correction | None:
     chosen = config.sampler_correction
     if chosen == "auto":
         comparable = config.old_logprobs == "recompute" and config.top_p == 1 and not config.top_k and not config.min_p
-        chosen = "token_truncate" if config.sampler == "vllm" and comparable else "off"
+        apart = config.sampler == "vllm" or config.staleness > 0
+        chosen = "token_truncate" if apart and comparable else "off"
     if chosen == "off":
         return None
     level, _, beyond = chosen.partition("_")

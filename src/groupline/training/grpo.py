@@ -15,6 +15,7 @@ from groupline.parallel.mesh import join, refuse_ranks
 from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
+from groupline.training.ahead import Ahead, staleness_facts, waiting_of
 from groupline.training.alarming import Alarms
 from groupline.training.checkpoint import Checkpoint
 from groupline.training.collect import Prompted, collect
@@ -91,8 +92,10 @@ def run(
     if config.resume is True and found is None and world.main:
         clear_unsaved(Path(config.output_dir))
     files = found.state["files"] if found else None
-    with open_folder(world, config, files, plan, sinks) as folder, closing(setup.engine):
-        keeper = Keeper(setup, folder, method, origin, found.folder if found else None)
+    waiting = waiting_of(found.state.get("ahead", ()), setup.stream.prompted) if found else {}
+    ahead = Ahead(partial(_draw, setup), setup.engine, config.staleness, config.steps, waiting)
+    with open_folder(world, config, files, plan, sinks) as folder, closing(ahead):
+        keeper = Keeper(setup, folder, method, origin, ahead, found.folder if found else None)
         alarms = Alarms(setup, folder, say, results["held_out"]["history"])
         say(plan)
         try:
@@ -100,10 +103,11 @@ def run(
                 results["held_out"]["before"] = _held_out(setup, folder, results, step=0)
                 alarms.held_out(0, results["held_out"]["before"])
             for step in range(found.step if found else 0, config.steps):
-                metrics = _step(setup, folder, step, hooks, method)
+                metrics = _step(setup, folder, step, hooks, method, ahead)
                 results["steps"].append(results_row(metrics))
                 say(setup.line(metrics) + method.words(metrics))
-                if config.sampler == "vllm" and step == (found.step if found else 0):
+                fresh = not metrics.get("sampling/staleness/max")  # of older weights the difference says nothing
+                if config.sampler == "vllm" and step == (found.step if found else 0) and fresh:
                     say(verdict(metrics, config))
                 alarms.step(metrics)
                 world.stop_if_asked()
@@ -143,11 +147,14 @@ def _save(keeper: Keeper, step: int, results: dict[str, Any], hooks: Hooks, into
     return keeper.write(into, step, results, hooks.kept())
 
 
-def _step(setup: Setup, folder: RunFolder | NoFolder, step: int, hooks: Hooks, method: Method) -> dict[str, Any]:
+def _step(
+    setup: Setup, folder: RunFolder | NoFolder, step: int, hooks: Hooks, method: Method, ahead: Ahead
+) -> dict[str, Any]:
     config, world, began = setup.config, setup.world, time.perf_counter()
     hooks.update_begin()
     world.now("generating", step + 1)
-    drawn = _draw(setup, step)
+    drawn = ahead.take(step)
+    waited = time.perf_counter() - began
     groups, seconds, logged = drawn.groups, drawn.seconds, drawn.logged
     setup.engine.release()
     world.now("weighing")
@@ -163,6 +170,8 @@ def _step(setup: Setup, folder: RunFolder | NoFolder, step: int, hooks: Hooks, m
     if config.dynamic_sampling:
         summary["groups/replaced"] = float(len(drawn.replaced))
         summary["groups/trained_with_signal"] = sum(g.has_signal for g in groups) / len(groups)
+    if config.staleness:
+        summary |= staleness_facts(groups, step)
     setup.tokens_seen += int(summary["num_prompt_tokens"] + summary["num_completion_tokens"])
     summary |= {"num_tokens": setup.tokens_seen} | told
     facts: dict[str, float] = {}
@@ -174,6 +183,11 @@ def _step(setup: Setup, folder: RunFolder | NoFolder, step: int, hooks: Hooks, m
         hooks.update_end(facts if number else with_logged(facts | summary, logged))
         if hooks.stop:
             break
+    asked = time.perf_counter()
+    ahead.settle()  # a draw that runs ends with the weights that it began with
+    if config.staleness:
+        start += (waits := time.perf_counter() - asked)
+        seconds["waiting"] = waited + waits
     world.now("publishing weights")
     with world.exchange("the weights for sampling"):
         setup.engine.load_weights(setup.policy, version=step + 1)

@@ -1,6 +1,6 @@
 """What a checkpoint of a GRPO run holds, how a run goes on from one, and what it must not change.
 
-A step ends with its rollouts used up, so none is carried over into the next one: nothing of them is saved.
+A step ends with its rollouts used up. Those that were drawn ahead for later steps (`staleness`) are saved.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from groupline.config import Config, ConfigError, ResumableSettings
 from groupline.parallel.mesh import SOLO, World, whole
+from groupline.training.ahead import Ahead
 from groupline.training.checkpoint import (
     Checkpoint,
     Saver,
@@ -54,6 +55,7 @@ class Keeper(Saver):
     folder: RunFolder | NoFolder
     method: Method
     origin: dict[str, Any]
+    ahead: Ahead
     newest: Path | None = None
 
     def settings(self) -> Config:
@@ -79,6 +81,7 @@ class Keeper(Saver):
             "tokens_seen": setup.tokens_seen,
             "files": self.folder.sync(),
             "results": results,
+            "ahead": self.ahead.to_json(setup.stream.prompted),
             "hooks": dict(hooks or {}),
         }
         optimiser = setup.optimiser.state_dict()

@@ -67,7 +67,8 @@ def make_sampler(
         tolerance=usual if config.vllm_tolerance is None else config.vllm_tolerance,
         start_timeout=config.vllm_start_timeout,
         timeout=config.vllm_timeout,
-        restarts=config.vllm_restarts,
+        # a server that starts again is handed the policy as it is, which with staleness may be training meanwhile
+        restarts=0 if config.staleness else config.vllm_restarts,
     )
     return VllmSampler(policy, tokenizer, options, say)
 

@@ -21,6 +21,7 @@ from groupline.rewards import Judging, Reward, reward_notes
 from groupline.rewards.columns import column_names
 from groupline.sampling import Sampler
 from groupline.tasks.source import given_problems, held_out_problems, training_problems
+from groupline.training import ahead
 from groupline.training.collect import ProblemStream, Prompted, Stream, encode_problems
 from groupline.training.judges import check_gold, judges_of
 from groupline.training.optim import Optimiser
@@ -103,6 +104,7 @@ def prepare(
         )
     precision = choose_precision(config.device, config.precision)
     judges = judges_of(config, rewards)
+    ahead.check_staleness(config, objective, judges)
     Judging(judges)  # raises for what could not be called later
     wanted = min(MOST_PROBLEMS, config.steps * config.prompts_per_step)
     if stream is not None:
@@ -266,6 +268,8 @@ def describe(setup: Setup) -> str:
         ("held out", f"{len(setup.held_out)} problems x {c.eval_samples} answers at temperature {c.eval_temperature:g}"),
         ("writes to", c.output_dir),
     ]  # fmt: skip
+    if c.staleness:
+        rows.insert(4, ("ahead", ahead.words(c)))
     note = [f"      note  {line}" for line in reward_notes(setup.rewards)] + differing_defaults(
         setup.policy, setup.sampling
     )

@@ -35,6 +35,10 @@ def share_model(setup: Setup, world: World) -> None:
         if config.parallel == "fsdp":
             raise ConfigError("parallel is fsdp, and there is one process; start several: torchrun --nproc-per-node N")
         return
+    if config.staleness:
+        raise ConfigError(
+            f"staleness is {config.staleness}, and several processes train; use 0, or train in one process"
+        )
     from groupline.parallel.shard import clip, sum_gradients
 
     setup.world = world
