@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: quickstart test test-vllm check bench bench-step start-model smollm2 builtin clean
+.PHONY: quickstart test test-vllm test-ray check bench bench-step start-model smollm2 builtin clean
 
 quickstart: $(VENV)/.ready
 	$(BIN)/groupline train recipes/quickstart.yaml --overwrite True
@@ -19,6 +19,11 @@ test: $(VENV)/.ready-dev
 test-vllm: $(VENV)/.ready-dev .venv-vllm/.ready
 	GROUPLINE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -m vllm tests/real_vllm -rs
+
+# Real Ray clusters of 2 CPUs on this machine, one after another; and the files of recipes/launch, as two machines.
+test-ray: $(VENV)/.ready-dev
+	$(PIP) -e '.[ray]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/parallel -rs
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

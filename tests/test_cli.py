@@ -69,7 +69,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for args in (["--help"], ["-h"], ["help"]):
         assert status(*args) == 0
         out = capsys.readouterr().out
-        for command in ("train", "ppo", "eval", "sft", "dpo", "merge", "import-gguf", "doctor", "explain"):
+        for command in ("train", "launch", "ppo", "eval", "sft", "dpo", "merge", "import-gguf", "doctor", "explain"):
             assert f"groupline {command}" in out
     assert status() == 2
 
@@ -89,7 +89,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
     commands = (
         "train, ppo, eval, sft, pairs, reward-model, dpo, compare, merge, import-gguf, compat, doctor, report, watch, "
-        "audit-reward, probe, plan, explain"
+        "audit-reward, probe, plan, launch, explain"
     )
     assert said.err == f"groupline: there is no command 'trian'; commands: {commands}\n"
 

@@ -24,6 +24,7 @@ from groupline.runlog import write_json, write_text
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
 
   groupline train [CONFIG.yaml] [--key value ...]     train with GRPO and its relatives; --dry-run only plans it
+  groupline launch [--nproc N] [--ray] CONFIG.yaml [--key value ...]  train in several processes; --help says more
   groupline ppo   [CONFIG.yaml] [--key value ...]     PPO: a value model, and a reward model where one is given
   groupline eval  [CONFIG.yaml | RUN] [--key value ...]  pass@k of a model on held-out problems; --k 1,8,64 says which
                   [--compare BEFORE AFTER] [--out FILE]  of two models: was ability created, or sharpened?
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": _train, "ppo": _ppo, "eval": _eval, "sft": _sft, "pairs": _pairs, "reward-model": _reward_model,
         "dpo": _dpo, "compare": _compare, "merge": _merge, "import-gguf": _import_gguf, "compat": _compat,
         "doctor": commands.doctor, "report": commands.report, "watch": commands.watch,
-        "audit-reward": commands.audit_reward, "probe": commands.probe, "plan": commands.plan, "explain": _explain,
+        "audit-reward": commands.audit_reward, "probe": commands.probe, "plan": commands.plan, "launch": commands.launch,
+        "explain": _explain,
     }  # fmt: skip
     if args[0] not in known:
         print(f"groupline: there is no command {args[0]!r}; commands: {', '.join(known)}", file=sys.stderr)

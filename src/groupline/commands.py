@@ -1,16 +1,20 @@
-"""Commands that look at runs, judges and starts: `groupline doctor|report|watch|audit-reward|probe|plan`.
+"""Commands that look at runs, judges and starts, and the launcher. Thin: parse, call, print.
 
-Thin: parse, call, print.
+`groupline doctor|report|watch|audit-reward|probe|plan|launch`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from groupline.arguments import settings
+from groupline.config import Config, ConfigError
 
 
 def doctor(args: Sequence[str]) -> int:
@@ -155,3 +159,47 @@ def plan(args: Sequence[str]) -> int:
     config = settings(Config, rest)
     device = with_rates(device_of(config, given.memory_gib, given.gpu), given.rate_tflops, given.bandwidth_gb_s)
     return 0 if make(config, device).fits else 1
+
+
+def launch(args: Sequence[str]) -> int:
+    """`train` in several processes, by torchrun or as Ray actors. The recipe is read here first, to refuse it once."""
+    from groupline.parallel.launch_ray import STRATEGIES, RayOptions, launch_ray
+
+    parser = argparse.ArgumentParser(
+        prog="groupline launch",
+        description="`groupline train CONFIG.yaml [--key value ...]` in several processes.",
+        usage="groupline launch [--nproc N] [--max-restarts R] [--ray] CONFIG.yaml [--key value ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--nproc", type=int, metavar="N", help="processes (default: one for each GPU there is, else 1)")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="R", help="times the job starts again when one dies (default 0)"
+    )
+    parser.add_argument("--ray", action="store_true", help="as Ray actors; without it torchrun, on this machine")
+    parser.add_argument(
+        "--address", help="a Ray cluster, auto or HOST:PORT (default: one on this machine, for this run)"
+    )
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, help="on as few machines as possible (PACK, the default) or as many (SPREAD)"
+    )
+    given, rest = parser.parse_known_args(args)
+    for name, value, least in (("nproc", given.nproc, 1), ("max-restarts", given.max_restarts, 0)):
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} is {value}; it must be at least {least}")
+    config = settings(Config, rest)
+    if not given.ray:
+        if given.address or given.strategy:
+            raise ConfigError("--address and --strategy are for Ray; add --ray, or leave them out")
+        if given.max_restarts and not config.resume:
+            raise ConfigError(
+                "torchrun starts the same command again, which then finds a run in its folder: give --resume as well, "
+                "or --ray, which adds it by itself"
+            )
+        import torch
+
+        from groupline.parallel.launch import torchrun
+
+        command = torchrun(rest, given.nproc or torch.cuda.device_count() or 1, given.max_restarts)
+        os.execv(command[0], command)
+    options = RayOptions(given.nproc, given.max_restarts, given.address, given.strategy or "PACK")
+    return launch_ray(rest, Path(config.output_dir), config.device, options)
