@@ -19,10 +19,10 @@ from groupline.cli import main
 from groupline.comparison import child
 from groupline.comparison.facts import aggregate
 from groupline.comparison.measure import kl_to_start
-from groupline.comparison.memory import own_peak
 from groupline.comparison.run import compare, run_child
 from groupline.comparison.settings import METHODS, CompareConfig, evaluation, jobs
 from groupline.config import ConfigError
+from groupline.models.process import own_peak
 from groupline.records import Completion, Group, Problem, Rollout, SamplingParams
 from groupline.runlog import write_json
 from groupline.training.step import Scorer
@@ -168,7 +168,7 @@ def test_a_peak_is_the_process_s_own() -> None:
     for fill in (0, 300):
         code = (
             f"x = bytearray({fill} * 2**20); x[::4096] = b'1' * len(x[::4096]); del x\n"
-            "from groupline.comparison.memory import own_peak; print(own_peak())"
+            "from groupline.models.process import own_peak; print(own_peak())"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))

@@ -95,7 +95,15 @@ def test_gradient_and_weights_are_those_of_one_process(kind: str, case: str, run
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_are_those_of_one_process_and_of_all_ranks(kind: str, case: str, runs: Runs) -> None:
     mine, theirs = (rows(run / "metrics.jsonl") for run in (runs.alone[case][1], runs.folder / f"{kind} {case}"))
-    free = ("time/", "step_time", "tokens_per_second", "generated_tokens_per_second", "micro_batches", "row_tokens")
+    free = (
+        "time/",
+        "memory/",
+        "step_time",
+        "tokens_per_second",
+        "generated_tokens_per_second",
+        "micro_batches",
+        "row_tokens",
+    )
     for one, two in zip(mine, theirs, strict=True):
         keys = [k for k in one if not k.startswith(free)]
         assert {k: two[k] for k in keys} == pytest.approx({k: one[k] for k in keys}, rel=1e-4, abs=1e-6)

@@ -35,7 +35,7 @@ from groupline.training.redraw import Drawn
 from groupline.training.setup import Setup, prepare
 from groupline.training.sharing import share_model
 
-TIMES = ("time/", "step_time", "tokens_per_second", "generated_tokens_per_second")
+TIMES = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
 PROMPTED = [Prompted(Problem(f"p{i}", f"{i}+1="), (i + 1,), "") for i in range(3)]
 
 

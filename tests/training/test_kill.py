@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from small import rows, same
 
-TIMES = ("time/", "step_time", "tokens_per_second", "generated_tokens_per_second")
+TIMES = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
 
 
 def untimed(path: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from groupline.training.checkpoint import read_checkpoint
 from groupline.training.generators import random_state, set_random_state
 from groupline.training.resume import fingerprint
 
-TIMES = ("time/", "step_time", "tokens_per_second", "generated_tokens_per_second")
+TIMES = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
 
 
 class Stopped(Exception):

@@ -31,7 +31,7 @@ TRL_NAMES = {
 OUR_NAMES = {
     "step", "accuracy", "tokens_per_second", "generated_tokens_per_second", "frac_groups_with_signal",
     "groups/all_right", "groups/all_wrong", "groups/mixed", "answers_skipped", "rewards_not_applicable",
-    "time/generate", "time/reward", "time/reference", "time/train",
+    "time/generate", "time/reward", "time/reference", "time/train", "memory/process_peak_gib",
 }  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, first: nn.Module, toke
     def one(name: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, torch.Tensor]]:
         policy = twin(first)
         run(config(tmp_path / name, seed=seed, num_iterations=2), policy, tokenizer)
-        timed = ("time/", "step_time", "tokens_per_second", "generated_tokens_per_second")
+        timed = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
         metrics = [
             {k: v for k, v in m.items() if not k.startswith(timed)} for m in rows(tmp_path / name / "metrics.jsonl")
         ]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from groupline.comparison.measure import load_only, measure
-from groupline.comparison.memory import own_peak
 from groupline.comparison.settings import DPO, PAIRS, PPO, REWARD_MODEL, SFT
 from groupline.config import Config
+from groupline.models.process import own_peak
 from groupline.runlog import write_json
 from groupline.training.dpo import DpoConfig, dpo
 from groupline.training.grpo import train

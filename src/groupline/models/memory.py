@@ -9,6 +9,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from groupline.models.process import own_peak
 from groupline.parallel.mesh import own_share
 
 
@@ -48,4 +49,16 @@ def weights_of(models: Mapping[str, nn.Module | Mapping[str, Tensor]]) -> dict[s
                 own["parameters"] += tensor.numel()
                 own["bytes"] += tensor.numel() * tensor.element_size()
         found[name] = own
+    return found
+
+
+def peaks(device: torch.device) -> dict[str, float]:
+    """Names and values for the log, in GiB: the most memory that the process has held since it began, where the system
+    says, and the most that tensors took on a CUDA device."""
+    found = {}
+    process = own_peak()
+    if process is not None:
+        found["memory/process_peak_gib"] = process / 2**30
+    if device.type == "cuda":
+        found["memory/peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return found

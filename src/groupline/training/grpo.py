@@ -11,6 +11,7 @@ from typing import Any
 
 from groupline.config import Config
 from groupline.evaluation import evaluate
+from groupline.models.memory import peaks
 from groupline.parallel.mesh import join, refuse_ranks
 from groupline.records import Group
 from groupline.rewards import RunState
@@ -205,7 +206,7 @@ def _step(
         "tokens_per_second": tokens / total,
         "generated_tokens_per_second": tokens / max(seconds["generate"], 1e-9),
     }
-    metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
+    metrics |= {f"time/{name}": spent for name, spent in seconds.items()} | peaks(setup.precision.device)
     metrics = with_logged(metrics, logged)
     idle = [0.0] * sum(len(g.rollouts) for g in drawn.replaced)
     logged_groups = config.log_tokens if config.log_rollouts else 0
