@@ -23,7 +23,7 @@ from groupline.training.dry_run import dry_run
 from groupline.training.sft import SftConfig, sft
 from groupline.training.sinks import RunInfo, Sinks, numbers_of, open_sinks
 
-CLOCK = ("time", "per_second", "seconds")
+CLOCK = ("time", "per_second", "seconds", "memory/")
 
 
 class Kept:

@@ -20,7 +20,7 @@ from groupline.training import trackers
 from groupline.training.checkpoint import checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-CLOCK = ("time", "runtime", "per_second")
+CLOCK = ("time", "runtime", "per_second", "memory/")
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 1.5, "logging_steps": 3}
 
 
