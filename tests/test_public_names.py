@@ -51,6 +51,11 @@ def test_import_is_light() -> None:
     assert python(f"import sys, groupline; print({heavy})") == "[]"
 
 
+def test_the_command_line_starts_without_torch() -> None:
+    heavy = "[m for m in ('torch', 'transformers', 'peft', 'numpy', 'matplotlib', 'starlette') if m in sys.modules]"
+    assert python(f"import sys, groupline.cli; print({heavy})") == "[]"
+
+
 def test_names_stay_what_they_are_once_submodules_are_loaded() -> None:
     """A loaded submodule becomes an attribute of its package; none may take a public name's place."""
     code = (

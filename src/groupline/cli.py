@@ -18,7 +18,6 @@ from groupline.config import Config
 from groupline.parallel.mesh import Elsewhere, RankLost, is_main, refuse_ranks
 from groupline.report.ability import ability_table, write_ability
 from groupline.report.comparison import comparison_table, write_comparison
-from groupline.report.curves import write_curves
 from groupline.runlog import write_json, write_text
 
 USAGE = """groupline: group-relative policy optimisation on rewards that code can check
@@ -113,6 +112,7 @@ def _ppo(args: Sequence[str]) -> int:
 
 def _shown(config: C, method: Callable[[C, Callable[[str], None]], dict[str, Any]]) -> int:
     """A run with its progress, figures and table on the screen; the exit status."""
+    from groupline.report.curves import write_curves
     from groupline.training.display import Display
 
     with Display() as display:
