@@ -14,26 +14,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from groupline.models.rates import bandwidth, median_seconds
+
 PACKAGES = ("groupline", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
-
-
-def median_seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of one call, the first two not counted."""
-    seconds = []
-    for _ in range(repeats + 2):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[2:])
 
 
 def matrix_rates(size: int = 1024, repeats: int = 15) -> dict[str, float]:
@@ -44,13 +32,6 @@ def matrix_rates(size: int = 1024, repeats: int = 15) -> dict[str, float]:
     if onednn is not None:
         rates["onednn"] = 2 * size**3 / median_seconds(lambda: onednn(a, b, None, "none", [], ""), repeats)
     return rates
-
-
-def bandwidth(mebibytes: int = 256, repeats: int = 9) -> float:
-    """Bytes read and written a second."""
-    source = torch.ones(mebibytes * 2**20 // 4)
-    target = torch.zeros_like(source)
-    return 2 * source.numel() * 4 / median_seconds(lambda: target.copy_(source), repeats)
 
 
 def cpu_model() -> str:

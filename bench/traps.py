@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 
 from groupline.cli import main as groupline
+from groupline.runlog import read_json
 
 RUNS_IN = Path("runs/traps")
 DATA = RUNS_IN / "data" / "empty_think.jsonl"
@@ -74,7 +75,7 @@ def write_data(path: Path, count: int = 2000) -> None:
 def finished(folder: Path) -> bool:
     """Whether a run is whole there: it came to its end, and was not interrupted."""
     results = folder / "results.json"
-    return results.exists() and not json.loads(results.read_text(encoding="utf-8")).get("interrupted", False)
+    return results.exists() and not read_json(results).get("interrupted", False)
 
 
 def run(name: str, arguments: list[str]) -> None:

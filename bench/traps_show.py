@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import traps_numbers as numbers
 from traps import GROUP_SIZES, TEMPERATURES, finished
 
 from groupline.metrics import wilson_interval
-from groupline.runlog import read_jsonl
+from groupline.runlog import read_json, read_jsonl
 
 LAST = 10  # steps that "at the end" is the mean of
 RARE = (0.02, 0.05, 0.1, 0.2)
@@ -50,7 +49,7 @@ class Run:
     @cached_property
     def held_out(self) -> dict[str, tuple[float, float, float]]:
         """{"before", "after": pass@1 and the ends of its bootstrap interval}."""
-        found = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))["held_out"]
+        found = read_json(self.folder / "results.json")["held_out"]
         return {w: (found[w]["pass@1"]["value"], *found[w]["pass@1"]["bootstrap"]) for w in ("before", "after")}
 
     def curve(self, key: str) -> list[float]:

@@ -225,9 +225,8 @@ def automatic_tokens(
     """
     per_token = activation_bytes(getattr(causal_lm(model), "config", None), compute.itemsize)
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    free = max(
-        0, (free_memory(device) if free is None else free) - 3 * trained
-    )  # a gradient and two moments a weight are still to come
+    free = free_memory(device) if free is None else free
+    free = max(0, free - 3 * trained)  # a gradient and two moments a weight are still to come
     if device.type == "cuda":
         # Half of what is free, and no more for the sake of a group: memory ends hard here.
         budget, group, most = free // 2, 0, MOST

@@ -5,26 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from report.opened import OpenedPage
+
 from groupline.report.explain import write_explainer
 
 
-class Opened:
-    """The page in a fresh browser context. trouble: console errors, script errors and requests other than its own file."""
-
-    def __init__(self, browser: Any, file: Path, **context: Any) -> None:
-        self.context = browser.new_context(
-            **{"viewport": {"width": 1000, "height": 900}, "reduced_motion": "reduce"} | context
-        )
-        self.page = self.context.new_page()
-        self.trouble: list[str] = []
-        own = file.as_uri()
-        self.page.on("console", lambda m: self.trouble.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
-        self.page.on(
-            "request", lambda r: self.trouble.append(r.url) if r.url.split("#")[0] not in (own, "data:,") else None
-        )
-        self.page.goto(own)
-
+class Opened(OpenedPage):
     def text(self, selector: str) -> str:
         return str(self.page.locator(selector).inner_text())
 

@@ -1,5 +1,7 @@
 """What every page is held to, as scripts that return what breaks it."""
 
+from typing import Any
+
 # Text below 4.5 to 1 (WCAG 2.2, 1.4.3), text in charts included.
 CONTRAST = """() => {
     const paint = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -54,3 +56,21 @@ TARGETS = """() => [...document.querySelectorAll("button, .option, input[type=ra
         .map((x) => x.outerHTML.slice(0, 100))"""
 
 ON_A_PHONE = (OUTSIDE, SMALL, OVERLAPS, TARGETS)
+
+
+def walk_by_tab(page: Any, stops: int) -> tuple[list[int], list[str]]:
+    """(place in the document of what each press of Tab reaches, what shows no outline of 2 px there)."""
+    seen: list[int] = []
+    hidden: list[str] = []
+    for _ in range(stops):
+        page.keyboard.press("Tab")
+        where, visible = page.evaluate("""() => {
+            const x = document.activeElement;
+            const at = [...document.querySelectorAll("*")].indexOf(x);
+            const style = getComputedStyle(x.type === "radio" ? x.nextElementSibling : x);
+            return [at, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
+        }""")
+        seen.append(where)
+        if not visible:
+            hidden.append(page.evaluate("document.activeElement.outerHTML.slice(0, 120)"))
+    return seen, hidden

@@ -5,23 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from report.opened import OpenedPage
 
-class Opened:
-    """The page in a fresh browser context. trouble: console errors, script errors and requests other than its own file."""
 
+class Opened(OpenedPage):
     def __init__(self, browser: Any, file: Path, address: str = "", **context: Any) -> None:
-        self.context = browser.new_context(
-            **{"viewport": {"width": 1100, "height": 900}, "reduced_motion": "reduce"} | context
-        )
-        self.page = self.context.new_page()
-        self.trouble: list[str] = []
-        own = file.as_uri()
-        self.page.on("console", lambda m: self.trouble.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
-        self.page.on(
-            "request", lambda r: self.trouble.append(r.url) if r.url.split("#")[0] not in (own, "data:,") else None
-        )
-        self.page.goto(own + address)
+        super().__init__(browser, file, address, width=1100, **context)
 
     def text(self, selector: str) -> str:
         return str(self.page.locator(selector).first.inner_text())

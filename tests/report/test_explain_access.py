@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from report.explainer_page import Opened, written
-from report.page_checks import CONTRAST, ON_A_PHONE, UNNAMED
+from report.page_checks import CONTRAST, ON_A_PHONE, UNNAMED, walk_by_tab
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +32,7 @@ def test_every_control_is_reached_by_tab_in_the_order_of_the_page(opened: Opened
         .filter((x) => x.tabIndex >= 0 && x.getClientRects().length && (x.type !== "radio" || x.checked)
             && (x.closest("details[open]") || !x.closest("details") || x.matches("summary"))).length""")
     assert stops > 100
-    seen, hidden = [], []
-    for _ in range(stops):
-        page.keyboard.press("Tab")
-        where, visible = page.evaluate("""() => {
-            const x = document.activeElement;
-            const at = [...document.querySelectorAll("*")].indexOf(x);
-            const style = getComputedStyle(x.type === "radio" ? x.nextElementSibling : x);
-            return [at, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
-        }""")
-        seen.append(where)
-        if not visible:
-            hidden.append(page.evaluate("document.activeElement.outerHTML.slice(0, 120)"))
+    seen, hidden = walk_by_tab(page, stops)
     assert not hidden
     assert len(set(seen)) == stops
     assert seen == sorted(seen)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.page_checks import CONTRAST, ON_A_PHONE, UNNAMED
+from report.page_checks import CONTRAST, ON_A_PHONE, UNNAMED, walk_by_tab
 from report.report_page import Opened
 from report.run_files import metrics, write_lines, write_run
 
@@ -43,18 +43,7 @@ def test_every_control_is_reached_by_tab_in_the_order_of_the_page(browser: Any, 
         .filter((x) => x.type !== "radio" || x.checked).length""")
     assert stops > 90
     page.evaluate("document.body.tabIndex = -1; document.body.focus()")
-    seen, hidden = [], []
-    for _ in range(stops):
-        page.keyboard.press("Tab")
-        where, visible = page.evaluate("""() => {
-            const x = document.activeElement;
-            const at = [...document.querySelectorAll("*")].indexOf(x);
-            const style = getComputedStyle(x.type === "radio" ? x.nextElementSibling : x);
-            return [at, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
-        }""")
-        seen.append(where)
-        if not visible:
-            hidden.append(page.evaluate("document.activeElement.outerHTML.slice(0, 120)"))
+    seen, hidden = walk_by_tab(page, stops)
     assert not hidden
     assert len(set(seen)) == stops
     assert seen == sorted(seen)

@@ -20,6 +20,7 @@ from groupline.rewards import Reward
 from groupline.tasks.task import get_task
 from groupline.training.grpo import train
 
+MEASURED = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")  # how names begin
 LETTERS = tuple(string.ascii_lowercase)  # as stop strings they end a random model's answers at different lengths
 
 
@@ -90,6 +91,22 @@ def gap(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def rows(path: Path) -> list[dict[str, Any]]:
     """A JSONL file's rows, read without the library."""
     return [json.loads(line) for line in path.read_bytes().decode("utf-8").split("\n") if line]
+
+
+def untimed(path: Path) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl without what was measured of the machine: two equal runs agree in the rest."""
+    return [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in rows(path)]
+
+
+def first_gradient(before: nn.Module, after: nn.Module) -> Tensor:
+    """The gradient of a run's one update, all weights in a row, where Adam's epsilon and the rate were 1.
+
+    Its first update is then g / (|g| + 1), from which g is read back.
+    """
+    moved = torch.cat(
+        [(a - b).detach().flatten() for a, b in zip(before.parameters(), after.parameters(), strict=True)]
+    )
+    return moved / (1 - moved.abs())
 
 
 def plain_logprobs(model: nn.Module, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:

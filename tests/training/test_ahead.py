@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import FakeVllm, fake_vllm
-from small import EVEN, config, even_share, rows, run, same, sums, twin, weights
+from small import EVEN, config, even_share, rows, run, same, sums, twin, untimed, weights
 from torch import nn
 
 from groupline.batch import Batch
@@ -35,14 +35,12 @@ from groupline.training.redraw import Drawn
 from groupline.training.setup import Setup, prepare
 from groupline.training.sharing import share_model
 
-TIMES = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
 PROMPTED = [Prompted(Problem(f"p{i}", f"{i}+1="), (i + 1,), "") for i in range(3)]
 
 
 def told(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A run's rows without what a clock measured."""
-    metrics = [{k: v for k, v in r.items() if not k.startswith(TIMES)} for r in rows(folder / "metrics.jsonl")]
-    return metrics, rows(folder / "rollouts.jsonl")
+    return untimed(folder / "metrics.jsonl"), rows(folder / "rollouts.jsonl")
 
 
 class NoSampler:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import EVEN, config, plain_logprobs, rows, sums, twin
+from small import EVEN, config, first_gradient, plain_logprobs, rows, sums, twin
 from torch import nn
 
 from groupline.config import Config, ConfigError
@@ -124,10 +124,7 @@ def test_the_update_is_the_weighted_gradient_by_hand(
             trained = trained - per_token * advantage * weighed
     trained.backward()
     expected = torch.cat([p.grad.flatten() for p in by_hand.parameters() if p.grad is not None])
-    moved = torch.cat(
-        [(a - b).detach().flatten() for a, b in zip(first.parameters(), policy.parameters(), strict=True)]
-    )
-    found = moved / (1 - moved.abs())
+    found = first_gradient(first, policy)
     assert float((found - expected).norm() / expected.norm()) < 1e-4
     (metrics,) = rows(tmp_path / "run" / "metrics.jsonl")
     if rule == "off":

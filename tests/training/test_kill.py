@@ -7,16 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-from small import rows, same
-
-TIMES = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
-
-
-def untimed(path: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows(path)]
+from small import rows, same, untimed
 
 
 def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:

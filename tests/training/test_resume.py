@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import EVEN, config, rows, run, same, sums, twin, weights
+from small import EVEN, config, rows, run, same, sums, twin, untimed, weights
 from torch import Tensor, nn
 
 from groupline.config import Config, ConfigError
@@ -20,8 +20,6 @@ from groupline.rewards import Reward
 from groupline.training.checkpoint import read_checkpoint
 from groupline.training.generators import random_state, set_random_state
 from groupline.training.resume import fingerprint
-
-TIMES = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
 
 
 class Stopped(Exception):
@@ -34,10 +32,6 @@ def stop_after(step: int) -> Any:
             raise Stopped
 
     return say
-
-
-def untimed(path: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows(path)]
 
 
 def halves(

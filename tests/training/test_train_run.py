@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from small import EVEN, LETTERS, config, rows, run, sums, twin, weights
+from small import EVEN, LETTERS, config, rows, run, sums, twin, untimed, weights
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -230,11 +230,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, first: nn.Module, toke
     def one(name: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, torch.Tensor]]:
         policy = twin(first)
         run(config(tmp_path / name, seed=seed, num_iterations=2), policy, tokenizer)
-        timed = ("time/", "memory/", "step_time", "tokens_per_second", "generated_tokens_per_second")
-        metrics = [
-            {k: v for k, v in m.items() if not k.startswith(timed)} for m in rows(tmp_path / name / "metrics.jsonl")
-        ]
-        return metrics, rows(tmp_path / name / "rollouts.jsonl"), weights(policy)
+        return untimed(tmp_path / name / "metrics.jsonl"), rows(tmp_path / name / "rollouts.jsonl"), weights(policy)
 
     a, b, c = one("a", 0), one("b", 0), one("c", 1)
     assert a[:2] == b[:2]

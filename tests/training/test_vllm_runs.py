@@ -86,7 +86,8 @@ def test_settings_of_a_server_without_one(changes: dict[str, Any], named: str) -
 def test_several_ranks_are_refused(
     model: nn.Module, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="sampler is vllm and several ranks train"):
         prepare(config(tmp_path / "run", sampler="vllm"), lambda line: None, model=model, tokenizer=tokenizer,
                 problems=[{"prompt": "1+1=", "answer": "2"}], held_out=[])  # fmt: skip

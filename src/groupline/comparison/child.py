@@ -8,7 +8,6 @@ there is one, are written beside it, to JOB.memory.json.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from groupline.comparison.measure import load_only, measure
 from groupline.comparison.settings import DPO, PAIRS, PPO, REWARD_MODEL, SFT
 from groupline.config import Config
 from groupline.models.process import own_peak
-from groupline.runlog import write_json
+from groupline.runlog import read_json, write_json
 from groupline.training.dpo import DpoConfig, dpo
 from groupline.training.grpo import train
 from groupline.training.ppo import PpoConfig, ppo
@@ -42,10 +41,10 @@ def main(file: Path) -> int:
     """Run the job; 130 if it was interrupted, so that what it wrote is not the whole."""
     import torch
 
-    job = json.loads(file.read_text(encoding="utf-8"))
+    job = read_json(file)
     RUNS[job["run"]](job["settings"])
     results = Path(str(job["settings"].get("output_dir", ""))) / "results.json"
-    if results.is_file() and json.loads(results.read_text(encoding="utf-8")).get("interrupted"):
+    if results.is_file() and read_json(results).get("interrupted"):
         return 130
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     write_json(file.with_suffix(".memory.json"), {"peak_rss_bytes": own_peak(), "peak_device_bytes": device})

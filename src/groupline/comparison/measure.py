@@ -15,7 +15,7 @@ from torch import nn
 from groupline.config import Config
 from groupline.evaluation import evaluate
 from groupline.metrics import bootstrap_interval
-from groupline.models.load import choose_precision, load_model, load_tokenizer
+from groupline.models.load import load_model
 from groupline.models.packing import by_tokens, pack
 from groupline.objective import kl_estimate, sequence_sum
 from groupline.records import Group
@@ -24,6 +24,7 @@ from groupline.sampling import Engine
 from groupline.tasks.source import held_out_problems
 from groupline.training.collect import encode_problems
 from groupline.training.judges import judges_of
+from groupline.training.samplers import load_start
 from groupline.training.setup import eval_sampling_of, prompt_limit
 from groupline.training.step import Scorer
 
@@ -38,9 +39,8 @@ def measure(job: dict[str, Any]) -> None:
     problems with the same draws.
     """
     config = Config(**job["config"])
-    precision = choose_precision(config.device, config.precision)
-    start = load_model(config.model, precision.device, config.trust_remote_code).eval()
-    tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
+    loaded = load_start(config)
+    start, tokenizer, precision = loaded.model.eval(), loaded.tokenizer, loaded.precision
     prompted, _ = encode_problems(
         held_out_problems(config, config.eval_problems), tokenizer, config, prompt_limit(config, start)
     )
@@ -95,9 +95,8 @@ def kl_to_start(
 
 def load_only(config: Config) -> None:
     """Load the model and its sampler and draw one token: the memory that any method needs at the least."""
-    precision = choose_precision(config.device, config.precision)
-    model = load_model(config.model, precision.device, config.trust_remote_code).eval()
-    tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
-    problems, _ = encode_problems(held_out_problems(config, 1), tokenizer, config, None)
+    start = load_start(config)
+    problems, _ = encode_problems(held_out_problems(config, 1), start.tokenizer, config, None)
     params = eval_sampling_of(config.model_copy(update={"max_completion_length": 1}))
-    Engine(model, tokenizer, max_rows=1, dtype=precision.sampling).generate([problems[0].ids], 1, params)
+    engine = Engine(start.model.eval(), start.tokenizer, max_rows=1, dtype=start.precision.sampling)
+    engine.generate([problems[0].ids], 1, params)

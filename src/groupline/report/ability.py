@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from groupline.report.figure import BLUE, GREEN, GREY, ORANGE, draw_pass_at_k, load_pyplot, save
+from groupline.runlog import read_json
 
 SHOWN = 8  # problems named in the table
 
@@ -51,7 +51,7 @@ def write_ability(file: Path) -> list[Path]:
     Raises ImportError naming the extra if matplotlib is missing.
     """
     pyplot = load_pyplot()
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = read_json(file)
     if "verdict" not in found:
         figure, axis = pyplot.subplots(figsize=(7, 4.2))
         draw_pass_at_k(axis, [(Path(found["model"]).name, found, BLUE)])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from groupline.report.figure import BLUE, GREEN, GREY, ORANGE, load_pyplot, save
+from groupline.runlog import read_json
 
 ROLES = ("policy", "reference", "value", "reward")
 COLOURS = dict(zip(ROLES, (BLUE, GREY, ORANGE, GREEN), strict=True))
@@ -82,7 +82,7 @@ def write_comparison(folder: Path) -> list[Path]:
     Raises ImportError naming the extra if matplotlib is missing.
     """
     pyplot = load_pyplot()
-    found = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    found = read_json(folder / "compare.json")
     first, _ = _ks(found)
     start = next((m for m in found["methods"] if m["method"] == "start"), None)
     methods = [m for m in found["methods"] if m["method"] != "start"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from groupline.report.figure import BLUE, GREEN, GREY, ORANGE, draw_pass_at_k, load_pyplot
 from groupline.report.figure import save as save_figure
 from groupline.report.figures.progress import draw_progress, read_progress
-from groupline.runlog import read_jsonl
+from groupline.runlog import read_json, read_jsonl
 
 _BELOW: dict[str, Any] = {
     "loc": "upper center",
@@ -29,7 +28,7 @@ def write_curves(run: Path) -> list[Path]:
     rows = list(read_jsonl(run / "metrics.jsonl"))
     if not rows:
         return []
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    results = read_json(run / "results.json")
     steps = [r["step"] for r in rows]
     folder = run / "figures"
     made: list[Path] = []

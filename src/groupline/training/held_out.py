@@ -9,12 +9,11 @@ from typing import Any
 from groupline.ability import compare_ability
 from groupline.config import Config, ConfigError, read_yaml
 from groupline.evaluation import evaluate
-from groupline.models.load import choose_precision, load_model, load_tokenizer
 from groupline.rewards import reward_notes
 from groupline.tasks.source import held_out_problems
 from groupline.training.collect import encode_problems
 from groupline.training.judges import judges_of
-from groupline.training.samplers import sampler_of
+from groupline.training.samplers import load_start, sampler_of
 from groupline.training.setup import eval_sampling_of, prompt_limit
 
 KS = (1, 2, 4, 8, 16, 32, 64)
@@ -31,17 +30,15 @@ def evaluate_config(
         config = config.model_copy(update={"eval_samples": max(config.eval_samples, *ks)})
     if config.eval_problems == 0:
         raise ConfigError("eval_problems is 0: there is nothing to evaluate")
-    precision = choose_precision(config.device, config.precision)
-    model = load_model(config.model, precision.device, config.trust_remote_code)
-    tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
+    start = load_start(config)
     problems = held_out_problems(config, config.eval_problems)
-    prompted, dropped = encode_problems(problems, tokenizer, config, prompt_limit(config, model))
+    prompted, dropped = encode_problems(problems, start.tokenizer, config, prompt_limit(config, start.model))
     judges = judges_of(config)
     for note in reward_notes(judges):
         say(note)
-    with sampler_of(config, model, tokenizer, precision, say) as engine:
+    with sampler_of(config, start, say) as engine:
         measured, _ = evaluate(
-            engine, tokenizer, prompted, judges, eval_sampling_of(config),
+            engine, start.tokenizer, prompted, judges, eval_sampling_of(config),
             samples=config.eval_samples, ks=ks, seed=config.seed,
         )  # fmt: skip
     counted = {"problems": len(prompted), "dropped": dropped, "samples": config.eval_samples}

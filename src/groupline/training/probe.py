@@ -9,14 +9,13 @@ from typing import Any
 
 from groupline.config import Config, ConfigError
 from groupline.metrics import bootstrap_interval
-from groupline.models.load import choose_precision, load_model, load_tokenizer
 from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Group
 from groupline.rewards import reward_notes
 from groupline.tasks.source import training_problems
 from groupline.training.collect import collect, encode_problems
 from groupline.training.judges import judges_of
-from groupline.training.samplers import sampler_of
+from groupline.training.samplers import load_start, sampler_of
 from groupline.training.setup import prompt_limit, sampling_of
 from groupline.training.summary import summarise
 
@@ -69,15 +68,13 @@ def probe(
         raise ConfigError(f"samples is {samples}, and groups of {max(sizes)} are asked about; draw at least as many")
     judges = judges_of(config)
     asked = training_problems(config, problems)[:problems]
-    precision = choose_precision(config.device, config.precision)
-    model = load_model(config.model, precision.device, config.trust_remote_code)
-    tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
-    prompted, dropped = encode_problems(asked, tokenizer, config, prompt_limit(config, model))
+    start = load_start(config)
+    prompted, dropped = encode_problems(asked, start.tokenizer, config, prompt_limit(config, start.model))
     for note in reward_notes(judges):
         say(note)
-    with sampler_of(config, model, tokenizer, precision, say) as engine:
+    with sampler_of(config, start, say) as engine:
         groups, seconds = collect(
-            prompted, engine, tokenizer, judges, samples, sampling_of(config), seed=config.seed, label="probe"
+            prompted, engine, start.tokenizer, judges, samples, sampling_of(config), seed=config.seed, label="probe"
         )
     summary = summarise(groups, judges[0].name)
     return {

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from groupline.config import Config, ConfigError
-from groupline.models.load import choose_precision, load_model, load_tokenizer
 from groupline.parallel.mesh import refuse_ranks
 from groupline.records import Pair, Problem
 from groupline.runlog import write_json, write_text
@@ -18,7 +17,7 @@ from groupline.tasks.source import held_out_problems, training_problems
 from groupline.training.collect import collect, encode_problems
 from groupline.training.judges import judges_of
 from groupline.training.run import check_unused, claim
-from groupline.training.samplers import sampler_of
+from groupline.training.samplers import load_start, sampler_of
 from groupline.training.setup import prompt_limit, sampling_of
 
 FILES = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
@@ -34,18 +33,16 @@ def sample_pairs(config: Config, say: Callable[[str], None] = print) -> dict[str
     """
     refuse_ranks("sample_pairs")
     check_unused(config)
-    precision = choose_precision(config.device, config.precision)
-    model = load_model(config.model, precision.device, config.trust_remote_code)
-    tokenizer = load_tokenizer(config.tokenizer or config.model, config.trust_remote_code)
+    start = load_start(config)
     judges = judges_of(config)
 
     def sampled(engine: Sampler, problems: Sequence[Problem], label: str) -> tuple[list[Pair], dict[str, Any]]:
         found: list[Pair] = []
-        prompted, dropped = encode_problems(problems, tokenizer, config, prompt_limit(config, model))
+        prompted, dropped = encode_problems(problems, start.tokenizer, config, prompt_limit(config, start.model))
         seconds, tokens = 0.0, 0
         for at in range(0, len(prompted), config.prompts_per_step):
             groups, spent = collect(
-                prompted[at : at + config.prompts_per_step], engine, tokenizer, judges, config.num_generations,
+                prompted[at : at + config.prompts_per_step], engine, start.tokenizer, judges, config.num_generations,
                 sampling_of(config), seed=config.seed, label=f"pairs/{label}",
             )  # fmt: skip
             found += pairs_of_groups(groups, config.seed)
@@ -66,7 +63,7 @@ def sample_pairs(config: Config, say: Callable[[str], None] = print) -> dict[str
     }
     pairs: dict[str, list[Pair]] = {}
     results: dict[str, Any] = {"method": "pairs", "model": config.model, "seed": config.seed}
-    with sampler_of(config, model, tokenizer, precision, say) as engine:
+    with sampler_of(config, start, say) as engine:
         for split, own in problems.items():
             pairs[split], results[split] = sampled(engine, own, split)
     if not pairs["train"]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from groupline.config import Config, ConfigError
-from groupline.models.load import Precision, resolve_model
+from groupline.models.load import Precision, choose_precision, load_model, load_tokenizer, resolve_model
 from groupline.models.lora import is_peft
 from groupline.models.packing import causal_lm
+from groupline.parallel.mesh import launched
 from groupline.records import SamplingParams
 from groupline.sampling import Engine, Sampler
 
@@ -47,7 +48,7 @@ def make_sampler(
             dtype=precision.sampling,
             notify=say,
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched() > 1:
         raise ConfigError("sampler is vllm and several ranks train; each would start a server: train in one process")
     from groupline.sampling.vllm import VllmOptions, VllmSampler
 
@@ -73,10 +74,25 @@ def make_sampler(
     return VllmSampler(policy, tokenizer, options, say)
 
 
+@dataclass(frozen=True)
+class Start:
+    """The configuration's model on its device, for commands that train nothing."""
+
+    model: Any
+    tokenizer: Any
+    precision: Precision
+
+
+def load_start(config: Config) -> Start:
+    precision = choose_precision(config.device, config.precision)
+    model = load_model(config.model, precision.device, config.trust_remote_code)
+    return Start(model, load_tokenizer(config.tokenizer or config.model, config.trust_remote_code), precision)
+
+
 @contextmanager
-def sampler_of(config: Config, policy: nn.Module, tokenizer: Any, precision: Precision, say: Say) -> Iterator[Sampler]:
+def sampler_of(config: Config, start: Start, say: Say) -> Iterator[Sampler]:
     """For commands that train nothing: the sampler, closed at the end."""
-    sampler = make_sampler(config, policy, tokenizer, precision, say)
+    sampler = make_sampler(config, start.model, start.tokenizer, start.precision, say)
     try:
         yield sampler
     finally:

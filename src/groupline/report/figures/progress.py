@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from groupline.metrics import wilson_interval
 from groupline.report.figure import BLUE, GREY, ORANGE
-from groupline.runlog import read_jsonl
+from groupline.runlog import read_json, read_jsonl
 
 SECOND = 8  # the k beside 1; where it was not measured, the largest that was
 
@@ -127,7 +126,7 @@ def draw_ability(pyplot: Any, found: Ends) -> Any:
 
 def _held_out(run: Path) -> dict[str, Any]:
     file = run / "results.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["held_out"] if file.is_file() else {}
+    found: dict[str, Any] = read_json(file)["held_out"] if file.is_file() else {}
     return found
 
 
