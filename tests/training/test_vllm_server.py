@@ -16,8 +16,9 @@ from torch import nn
 
 from groupline.records import SamplingParams
 from groupline.sampling import SamplerError
-from groupline.sampling.vllm import VllmOptions, VllmSampler
+from groupline.sampling.vllm import VllmSampler
 from groupline.sampling.vllm_http import VllmHttp
+from groupline.sampling.vllm_options import VllmOptions
 from groupline.sampling.vllm_server import VllmServer
 
 FAKE = Path(__file__).parent / "fake_package"

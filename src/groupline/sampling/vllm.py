@@ -1,14 +1,12 @@
-"""A sampler whose answers come from a vLLM server: weights handed over and verified, every answer's version checked."""
+"""A sampler whose answers come from vLLM: weights handed over and verified, every answer's version checked."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +14,23 @@ import torch
 from torch import nn
 
 from groupline.models.load import end_ids
+from groupline.models.lora import Mirror
 from groupline.records import Completion, SamplingParams
 from groupline.sampling.draft import Drafts, OnGroup
 from groupline.sampling.sampler import SamplerError, checked
-from groupline.sampling.vllm_answers import Answers, drawn_of, read_answers, request_of
-from groupline.sampling.vllm_http import WIDTH, ServerFailed, ServerGone, VllmHttp
+from groupline.sampling.vllm_answers import drawn_of, read_answers, request_of
+from groupline.sampling.vllm_client import ServerFailed, ServerGone, VllmClient
+from groupline.sampling.vllm_colocated import VllmHere
+from groupline.sampling.vllm_http import VllmHttp
+from groupline.sampling.vllm_options import VllmOptions
 from groupline.sampling.vllm_publish import Publisher
 from groupline.sampling.vllm_server import VllmServer
 
 PROBE_LENGTH, PROBE_TOKENS, PROBE_TEMPERATURE = 8, 16, 0.5
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "half"}
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
-
-
-@dataclass(frozen=True)
-class VllmOptions:
-    """python: of the environment that has vLLM. url: of a server that runs already, in place of one that is started.
-    folder: for the weights that are handed over, which the server must see, and its log; a temporary one by default.
-    base: what the server loads where only the adapter is handed over; None: whole weights are. rank: the adapter's.
-    arguments: further ones of `vllm serve`. cache_gib, max_rows: as of the engine. dtype: the server's, the policy's
-    own by default. tolerance: most that a probe token's log-prob may differ from the policy's own, in nats.
-    start_timeout, timeout: most seconds until a server is ready, and for one request. restarts: how often a server that
-    died is started again.
-    """
-
-    python: str = "python"
-    url: str | None = None
-    folder: Path | None = None
-    base: str | None = None
-    rank: int = 0
-    arguments: tuple[str, ...] = ()
-    cache_gib: float | None = None
-    max_rows: int = 256
-    dtype: torch.dtype | None = None
-    tolerance: float = 1e-3
-    start_timeout: float = 600.0
-    timeout: float = 1800.0
-    restarts: int = 1
 
 
 class VllmSampler:
-    """Samples from `policy` on a vLLM server, which is started when it is first needed and ended by `close`.
+    """Samples from `policy` on vLLM, which is started when it is first needed and ended by `close`.
 
     A `Sampler`. Draws are keyed as the engine's are, but are not the same draws. Raises SamplerError where the server
     cannot be had, dies more often than `restarts`, or answers from other weights than it was given.
@@ -72,10 +46,16 @@ class VllmSampler:
         self.publisher = Publisher(policy, tokenizer, folder, options.base is not None, options.dtype)
         self.config = self.publisher.model.config
         self.eos_ids = end_ids(self.publisher.model, tokenizer)
-        self.server = VllmServer(options.python, folder / "server.log", options.start_timeout)
+        self.server: VllmServer | VllmHere = (
+            VllmHere(folder / "engine.log")
+            if options.colocated
+            else VllmServer(options.python, folder / "server.log", options.start_timeout)
+        )
         self.gap: float | None = None  # of the last verification, in nats
-        self._client: VllmHttp | None = None
+        self._client: VllmClient | None = None
         self._loaded: int | None = None  # the version that the server is known to have
+        self._sleeps = options.sleeps(next(self.publisher.model.parameters()).device)
+        self._asleep = False
         self._adapter: str | None = None
         self._begun = self._closed = False
         self._restarts = options.restarts
@@ -83,17 +63,41 @@ class VllmSampler:
         self._probe = [(97 * i + 11) % vocabulary for i in range(PROBE_LENGTH)]
 
     def load_weights(self, policy: nn.Module, version: int) -> None:
-        """Hand the policy's weights over and verify them; before the server runs, they are what it will start with."""
-        self.version, self._loaded = version, None
+        """Hand the policy's weights over and verify them; before vLLM runs, they are what it will start with."""
+        self.take(version)
         if self._client is not None:
             self._ready()
+
+    def take(self, version: int) -> None:
+        """The first half of `load_weights`: the policy's weights as they are, which are yet to be handed over."""
+        self.publisher.refresh()
+        self.version, self._loaded = version, None
 
     def stand_by(self) -> None:
         """Have a server run that has the newest weights: `generate` then reads nothing of the policy."""
         self._ready()
 
+    def lead(self) -> str:
+        """`stand_by`, and the server's address for those that follow."""
+        return self._ready().url
+
+    def follow(self, url: str) -> None:
+        """Ask the server at this address, which has this sampler's version, from now on."""
+        if self._client is None:
+            self._client = VllmHttp(url, self.options.timeout)
+        self._loaded = self.version
+        if self.publisher.adapter:
+            self._adapter = adapter_name(self.version)
+
+    @property
+    def mirror(self) -> Mirror:
+        return self.publisher.mirror
+
     def release(self) -> None:
-        """The server keeps its memory."""
+        """Put vLLM to sleep where it is to sleep; otherwise it keeps its memory."""
+        if self._sleeps and not self.options.follows and self._client is not None and not self._asleep:
+            self._client.sleep(self.options.sleep_level())
+            self._asleep, self._loaded = True, None
 
     def close(self) -> None:
         self._closed = True
@@ -131,39 +135,29 @@ class VllmSampler:
                 self._lost(error)
         return drafts.completions()
 
-    def _ask(self, client: VllmHttp, drafts: Drafts, waiting: list[int]) -> None:
+    def _ask(self, client: VllmClient, drafts: Drafts, waiting: list[int]) -> None:
         """Ask for the waiting prompts' answers; each leaves `waiting` when they are in the drafts, whatever comes after."""
 
-        def asked(prompt: int) -> Answers:
+        def request(prompt: int) -> tuple[Sequence[int], dict[str, Any]]:
             key = f"{drafts.seed}|{drafts.keys[prompt]}"
             seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 2
-            body = request_of(drafts.params, drawn_of(drafts), seed, drafts.eos_ids.tolist())
-            said = client.generate(drafts.prompts[prompt], body, self._adapter)
-            return read_answers(said, client, drafts, prompt, str(self.version), self._adapter)
+            return drafts.prompts[prompt], request_of(drafts.params, drawn_of(drafts), seed, drafts.eos_ids.tolist())
 
-        pool = ThreadPoolExecutor(min(WIDTH, len(waiting)))
-        try:
-            futures = {pool.submit(asked, prompt): prompt for prompt in waiting}
-            gone: ServerGone | None = None
-            for future in as_completed(futures):
-                try:
-                    answers = future.result()
-                except ServerGone as error:
-                    gone = gone or error
-                    continue
-                waiting.remove(futures[future])
+        asked = list(waiting)
+        with closing(client.generate_all([request(prompt) for prompt in asked], self._adapter)) as coming:
+            for number, said in coming:
+                answers = read_answers(said, client, drafts, asked[number], str(self.version), self._adapter)
+                waiting.remove(asked[number])
                 answers.record(drafts)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        if gone is not None:
-            raise gone
 
     def _lost(self, error: ServerGone) -> None:
         """Forget the server, so that the next call starts one; raises where none may be."""
         if self._client is not None:
             self._client.close()
         self._client = self._loaded = self._adapter = None
-        self._begun = False
+        if self.options.follows:
+            raise SamplerError(f"{error}; rank 0, which owns the server, knows more") from error
+        self._begun = self._asleep = False
         if self.options.url is not None:
             raise SamplerError(f"{error}; the server at vllm_url is gone, and only its owner can start it") from error
         if self._restarts == 0:
@@ -172,7 +166,7 @@ class VllmSampler:
         self._restarts -= 1
         self._notify(f"the vLLM server is gone ({error}): starting it again; answers that had come are kept")
 
-    def _ready(self) -> VllmHttp:
+    def _ready(self) -> VllmClient:
         """A server that has this version's weights."""
         while True:
             if self._closed:  # perhaps by another thread than the one that draws, which must not start a server
@@ -190,63 +184,61 @@ class VllmSampler:
                     raise SamplerError(f"{error}; {self.server.last_words()}") from error
                 raise
 
-    def _start(self) -> VllmHttp:
+    def _start(self) -> VllmClient:
         options, began = self.options, time.perf_counter()
+        arguments = options.command_line(self.publisher.model)
+        client: VllmClient
         if options.url is not None:
-            client = self._client = VllmHttp(options.url, options.timeout)
-            if not client.ready():
+            http = VllmHttp(options.url, options.timeout)
+            client = self._client = http
+            if not http.ready():
                 raise SamplerError(f"no vLLM server answers at {options.url}/health (vllm_url)")
             self._hand_over(client)
         elif options.base is not None:
-            client = self._client = self.server.start(options.base, self.arguments(), options.timeout)
+            client = self._client = self.server.start(options.base, arguments, options.timeout)
+            self._hand_over(client)
+        elif options.colocated:  # the weights come by a call, and are written nowhere
+            client = self._client = self.server.start(str(self.publisher.outline()), arguments, options.timeout)
             self._hand_over(client)
         else:
             folder = self.publisher.publish(self.version)
-            client = self._client = self.server.start(str(folder), self.arguments(), options.timeout)
+            client = self._client = self.server.start(str(folder), arguments, options.timeout)
             client.label(str(self.version))
             self._verify(client)
+        where = client.url if options.colocated else f"vLLM at {client.url}"
         self._notify(
-            f"vLLM at {client.url}, ready after {time.perf_counter() - began:.0f} s: the log-probs of {PROBE_TOKENS} "
+            f"{where}, ready after {time.perf_counter() - began:.0f} s: the log-probs of {PROBE_TOKENS} "
             f"tokens it drew equal the trainer's within {self.gap:.1e} (at most {options.tolerance:g} is taken)"
         )
         return client
 
-    def arguments(self) -> list[str]:
-        """Of `vllm serve`, what this sampler needs and then what the options add."""
-        dtype = next(self.publisher.model.parameters()).dtype
-        on_cpu = next(self.publisher.model.parameters()).device.type == "cpu"
-        gib = self.options.cache_gib or (1.0 if on_cpu else None)
-        needed = ["--dtype", DTYPES[dtype], "--max-num-seqs", str(self.options.max_rows), "--seed", "0"]
-        needed += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching"]
-        needed.append("--enable-scale-out")  # the routes for token ids
-        if gib is not None:
-            needed += ["--kv-cache-memory-bytes", str(int(gib * 2**30))]
-        if on_cpu:
-            needed.append("--enforce-eager")
-        if self.options.base is not None:
-            rank = next((r for r in RANKS if r >= self.options.rank), RANKS[-1])
-            needed += ["--enable-lora", "--max-lora-rank", str(rank)]
-        needed += ["--worker-extension-cls", "groupline_vllm_weights.WeightFiles"]
-        needed += ["--weight-transfer-config", json.dumps({"backend": "groupline_files"})]
-        return [*needed, *self.options.arguments]
-
-    def _hand_over(self, client: VllmHttp) -> None:
-        """Publish the policy's weights, have the server load them, and verify that it did."""
-        folder, label = self.publisher.publish(self.version), str(self.version)
+    def _hand_over(self, client: VllmClient) -> None:
+        """Have vLLM load the policy's weights, and verify that it did."""
+        label = str(self.version)
+        if self._asleep:
+            client.wake("weights")
         if self.publisher.adapter:
-            name, old = f"policy-{label}", self._adapter
+            name, old = adapter_name(self.version), self._adapter
             if old != name:
-                client.load_adapter(name, str(folder))
+                client.load_adapter(name, str(self.publisher.publish(self.version)))
             self._adapter = name
             if old is not None and old != name:
                 client.unload_adapter(old)
             client.label(label)
         else:
-            client.update(str(folder), label, begin=not self._begun)
+            info: dict[str, Any] = (
+                {"tensors": self.publisher.tensors()}
+                if self.options.colocated
+                else {"folder": str(self.publisher.publish(self.version))}
+            )
+            client.update(info, label, begin=not self._begun)
             self._begun = True
+        if self._asleep:
+            client.wake("kv_cache")
+            self._asleep = False
         self._verify(client)
 
-    def _verify(self, client: VllmHttp) -> None:
+    def _verify(self, client: VllmClient) -> None:
         """Raises SamplerError unless the server says it has this version, and draws from its distribution."""
         label = str(self.version)
         if (has := client.version()) != label:
@@ -269,3 +261,8 @@ class VllmSampler:
                 "--logprobs-mode processed_logprobs"
             )
         self._loaded = self.version
+
+
+def adapter_name(version: int) -> str:
+    """What the server calls the adapter of this version."""
+    return f"policy-{version}"

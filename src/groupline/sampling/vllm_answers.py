@@ -11,7 +11,7 @@ import numpy as np
 from groupline.records import SamplingParams
 from groupline.sampling.draft import Drafts
 from groupline.sampling.sampler import SamplerError
-from groupline.sampling.vllm_http import VllmHttp
+from groupline.sampling.vllm_client import VllmClient
 
 FLOOR = -9999.0  # what the server sends in place of a log-prob that is NaN or below
 
@@ -84,7 +84,7 @@ class Answers:
 
 def read_answers(
     said: Mapping[str, Any],
-    client: VllmHttp,
+    client: VllmClient,
     drafts: Drafts,
     prompt: int,
     version: str,
@@ -123,8 +123,9 @@ def read_answers(
         [(ids, logp)] = drawn
         return Answers(prompt, [(ids, [0.0] * len(ids))] * drafts.n, [logp] * drafts.n, ends * drafts.n)
     same = not plain or (params.temperature == 1 and not params.filters)
-    undone = [logp if same else _scored(client, drafts.prompts[prompt], ids, adapter) for ids, logp in drawn]
-    return Answers(prompt, drawn, undone, ends)
+    if same:
+        return Answers(prompt, drawn, [logp for _, logp in drawn], ends)
+    return Answers(prompt, drawn, _scored(client, drafts.prompts[prompt], [ids for ids, _ in drawn], adapter), ends)
 
 
 def _finite(logp: float, where: str, number: int) -> float:
@@ -135,8 +136,13 @@ def _finite(logp: float, where: str, number: int) -> float:
     return float(logp)
 
 
-def _scored(client: VllmHttp, prompt: Sequence[int], ids: Sequence[int], adapter: str | None) -> list[float]:
-    """Log-probs of the answer's tokens under the plain model: one pass over prompt and answer."""
+def _scored(
+    client: VllmClient, prompt: Sequence[int], answers: Sequence[Sequence[int]], adapter: str | None
+) -> list[list[float]]:
+    """Log-probs of each answer's tokens under the plain model: one pass over prompt and answer."""
     body = request_of(SamplingParams(temperature=0, max_new_tokens=1), 1, 0, ()) | {"prompt_logprobs": 0}
-    rows = client.generate([*prompt, *ids], body, adapter)["prompt_logprobs"][len(prompt) :]
-    return [float(row[str(i)]["logprob"]) for row, i in zip(rows, ids, strict=True)]
+    found: list[list[float]] = [[] for _ in answers]
+    for number, said in client.generate_all([([*prompt, *ids], body) for ids in answers], adapter):
+        rows = said["prompt_logprobs"][len(prompt) :]
+        found[number] = [float(row[str(i)]["logprob"]) for row, i in zip(rows, answers[number], strict=True)]
+    return found

@@ -7,25 +7,19 @@ The weight routes exist where the server runs with VLLM_SERVER_DEV_MODE=1.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from groupline.sampling.sampler import SamplerError
+from groupline.sampling.vllm_client import Asked, ServerFailed, ServerGone
 
 GENERATE = "/inference/v1/generate"
 WIDTH = 64  # requests in flight at once
 
 
-class ServerGone(SamplerError):
-    """The server does not answer: it ended, or the connection did."""
-
-
-class ServerFailed(SamplerError):
-    """The server failed at what it was asked; its log says why."""
-
-
 class VllmHttp:
-    """One server. Every method raises ServerGone if it does not answer, and SamplerError with its own words if it refuses.
+    """One server, a `VllmClient`.
 
     timeout: most seconds that one answer of the server may take.
     """
@@ -57,26 +51,39 @@ class VllmHttp:
             return False
 
     def generate(self, prompt: Sequence[int], sampling: Mapping[str, Any], model: str | None = None) -> dict[str, Any]:
-        """The answer of /inference/v1/generate: `choices` with token ids, log-probs and the versions that drew them."""
         body = {"token_ids": list(prompt), "sampling_params": dict(sampling)} | ({"model": model} if model else {})
         return self._ask("POST", GENERATE, json=body)
 
+    def generate_all(self, asked: Sequence[Asked], model: str | None = None) -> Generator[tuple[int, dict[str, Any]]]:
+        pool = ThreadPoolExecutor(min(WIDTH, max(len(asked), 1)))
+        gone: ServerGone | None = None
+        try:
+            futures = {pool.submit(self.generate, *one, model): number for number, one in enumerate(asked)}
+            for future in as_completed(futures):
+                try:
+                    said = future.result()
+                except ServerGone as error:
+                    gone = gone or error
+                    continue
+                yield futures[future], said
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        if gone is not None:
+            raise gone
+
     def version(self) -> str:
-        """The label of the weights that the server draws from."""
         return str(self._ask("GET", "/weight_info")["weight_version"])
 
     def label(self, version: str) -> None:
-        """Give the weights as they are a label."""
         self._ask("POST", "/update_weight_version", json={"new_version": version})
 
-    def update(self, folder: str, version: str, begin: bool) -> None:
-        """Load the folder's weights in place of all weights, and label them. begin: whether this is the first time."""
+    def update(self, info: Mapping[str, Any], version: str, begin: bool) -> None:
         if begin:
             self._ask("POST", "/init_weight_transfer_engine", json={"init_info": {}})
         self._ask("POST", "/pause", params={"mode": "wait"})
         try:
             self._ask("POST", "/start_weight_update")
-            self._ask("POST", "/update_weights", json={"update_info": {"folder": folder}})
+            self._ask("POST", "/update_weights", json={"update_info": dict(info)})
             self._ask("POST", "/finish_weight_update", json={"weight_version": version})
             self.forget_prompts()
         except SamplerError:
@@ -96,6 +103,12 @@ class VllmHttp:
 
     def unload_adapter(self, name: str) -> None:
         self._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
+
+    def sleep(self, level: int) -> None:
+        self._ask("POST", "/sleep", params={"level": level})
+
+    def wake(self, part: str) -> None:
+        self._ask("POST", "/wake_up", params={"tags": part})
 
     def _ask(self, method: str, path: str, **given: Any) -> dict[str, Any]:
         try:

@@ -1,4 +1,4 @@
-"""From a policy to what a vLLM server loads: a folder of the whole model's weights, or of the adapter alone.
+"""From a policy to what vLLM loads: the whole model's weights, as a folder or as they are, or a folder of the adapter.
 
 Legend: T tokens, V vocabulary.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from groupline.models.load import save_model
 from groupline.models.lora import Mirror
 
 
 class Publisher:
-    """Writes the policy's weights as they are when `publish` is called, and knows the log-probs they give.
+    """Gives the policy's weights as they were at the last `refresh`, and knows the log-probs they give.
 
     folder: where they go, each version into a folder of its own; only the newest stays. adapter: write the LoRA adapter
     alone, on a base that the server has. dtype: number format of whole weights; the policy's own by default.
@@ -45,9 +46,24 @@ class Publisher:
         """The policy as the server runs it, adapters folded in."""
         return self.mirror.model
 
+    def refresh(self) -> None:
+        """Take the policy's weights as they are. Where ranks hold shares of them, every rank must call this."""
+        self.mirror.refresh()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights under the names of a checkpoint, each once."""
+        own: dict[str, Tensor] = {name: p.detach() for name, p in self.model.named_parameters()}
+        yield from revert_weight_conversion(self.model, own).items()
+
+    def outline(self) -> Path:
+        """A folder with the model's configuration and tokenizer, without weights."""
+        target = self.folder / "outline"
+        self.model.config.save_pretrained(target)
+        self.tokenizer.save_pretrained(target)
+        return target.resolve()
+
     def publish(self, version: int) -> Path:
         """The folder that now holds this version."""
-        self.mirror.refresh()
         target = self.folder / f"{'adapter' if self.adapter else 'weights'}-{version}"
         if self.adapter:
             assert isinstance(self.policy, PeftModel)
@@ -70,7 +86,7 @@ class Publisher:
             self.folder.rmdir()  # unless the server's log is in it
 
     def _folders(self) -> list[Path]:
-        return [p for kind in ("weights", "adapter") for p in self.folder.glob(f"{kind}-*") if p.is_dir()]
+        return [p for kind in ("weights-*", "adapter-*", "outline") for p in self.folder.glob(kind) if p.is_dir()]
 
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], answer: Sequence[int], temperature: float) -> Tensor:

@@ -85,9 +85,7 @@ class VllmServer:
 
     def last_words(self) -> str:
         """The end of the log, to be put into an error."""
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
-        lines = text.splitlines()[-LOG_LINES:]
-        return f"the last lines of {self.log}:\n" + "\n".join(f"  {line[:300]}" for line in lines)
+        return log_end(self.log)
 
     def stop(self) -> None:
         """End every process of the server: asked first, then killed."""
@@ -107,3 +105,9 @@ class VllmServer:
 def _signal(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def log_end(log: Path) -> str:
+    """The last lines of a log, for an error."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return f"the last lines of {log}:\n" + "\n".join(f"  {line[:300]}" for line in text.splitlines()[-LOG_LINES:])

@@ -12,10 +12,11 @@ from typing import Any
 from groupline.config import Config
 from groupline.evaluation import evaluate
 from groupline.models.memory import peaks
-from groupline.parallel.mesh import join, refuse_ranks
+from groupline.parallel.mesh import join
 from groupline.records import Group
 from groupline.rewards import RunState
 from groupline.sampling.choose import NonFiniteLogits
+from groupline.sampling.sampler import Elsewhere
 from groupline.training.ahead import Ahead, staleness_facts, waiting_of
 from groupline.training.alarming import Alarms
 from groupline.training.checkpoint import Checkpoint
@@ -45,8 +46,6 @@ def train(config: Config, say: Say = print, sinks: Sequence[Sink] = (), **given:
     `output_dir` goes on from a checkpoint; what is given must then be what it was first given. Started by torchrun, its
     processes share one run: rank 0 writes and speaks, and all return the same.
     """
-    if config.sampler != "engine":
-        refuse_ranks(f"sampler: {config.sampler}")
     with join(config) as world:
         say, told = say if world.main else _nothing, Sinks()
 
@@ -99,6 +98,8 @@ def run(
         keeper = Keeper(setup, folder, method, origin, ahead, found.folder if found else None)
         alarms = Alarms(setup, folder, say, results["held_out"]["history"])
         say(plan)
+        if world.size > 1 and isinstance(setup.engine, Elsewhere):  # which ranks start together
+            setup.engine.stand_by()
         try:
             if found is None:
                 results["held_out"]["before"] = _held_out(setup, folder, results, step=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from groupline.config import Config, ConfigError
 from groupline.models.load import Precision, choose_precision, load_model, load_tokenizer, resolve_model
 from groupline.models.lora import is_peft
 from groupline.models.packing import causal_lm
-from groupline.parallel.mesh import launched
+from groupline.parallel.mesh import is_main, launched
 from groupline.records import SamplingParams
 from groupline.sampling import Engine, Sampler
 
@@ -48,17 +49,20 @@ def make_sampler(
             dtype=precision.sampling,
             notify=say,
         )
-    if launched() > 1:
-        raise ConfigError("sampler is vllm and several ranks train; each would start a server: train in one process")
-    from groupline.sampling.vllm import VllmOptions, VllmSampler
+    from groupline.sampling.vllm import VllmSampler
+    from groupline.sampling.vllm_options import VllmOptions
 
     base = _base(config, policy, named)
     dtype = precision.sampling or torch.float32
+    if config.vllm_sleep and precision.device.type == "cpu":
+        raise ConfigError("vllm_sleep is set, and vLLM sleeps on GPUs only; leave it out")
+    follows = config.vllm_mode == "server" and not is_main()
+    own = f"rank-{os.environ['RANK']}" if config.vllm_mode == "colocate" and launched() > 1 else ""
     usual = TOLERANCE.get(dtype, HALF_TOLERANCE)
     options = VllmOptions(
         python=config.vllm_python or "python",
         url=config.vllm_url,
-        folder=None if folder is None else Path(folder) / VLLM_FOLDER,
+        folder=None if folder is None or follows else Path(folder) / VLLM_FOLDER / own,
         base=base,
         rank=config.lora_r,
         arguments=(*(("--trust-remote-code",) if config.trust_remote_code else ()), *config.vllm_args),
@@ -68,8 +72,12 @@ def make_sampler(
         tolerance=usual if config.vllm_tolerance is None else config.vllm_tolerance,
         start_timeout=config.vllm_start_timeout,
         timeout=config.vllm_timeout,
-        # a server that starts again is handed the policy as it is, which with staleness may be training meanwhile
-        restarts=0 if config.staleness else config.vllm_restarts,
+        # a server that starts again is handed the policy as it is, which with staleness may be training meanwhile, and
+        # has an address that other ranks do not know
+        restarts=0 if config.staleness or launched() > 1 else config.vllm_restarts,
+        mode=config.vllm_mode,
+        sleep=config.vllm_sleep,
+        follows=follows,
     )
     return VllmSampler(policy, tokenizer, options, say)
 
@@ -103,12 +111,29 @@ def _base(config: Config, policy: nn.Module, named: bool) -> str | None:
     """What the server loads where the adapter alone is handed over."""
     source = resolve_model(config.model) if named else ""
     fit = named and config.lora_r > 0 and is_peft(policy) and not (Path(source) / "adapter_config.json").exists()
+    if fit and _scores_on_cpu(config, policy):
+        if config.vllm_sync == "adapter":
+            raise ConfigError(
+                "vllm_sync is adapter, and answers are drawn at a temperature other than 1, or filtered: vLLM cannot give "
+                "the plain log-probs of several answers with an adapter on a CPU; use vllm_sync: weights"
+            )
+        return None
     if config.vllm_sync == "adapter" and not fit:
         raise ConfigError(
             "vllm_sync is adapter, and there is no fresh adapter on a model that a server could load by name; set lora_r "
             "and a model that is a folder or hub id without an adapter, or vllm_sync: weights"
         )
     return source if fit and config.vllm_sync != "weights" else None
+
+
+def _scores_on_cpu(config: Config, policy: nn.Module) -> bool:
+    """Whether answers have plain log-probs of their own, which vLLM 0.32 on a CPU fails to compute with an adapter."""
+    plain = (
+        config.temperature == 1
+        and config.eval_temperature in (0, 1)
+        and not (config.top_p < 1 or config.top_k or config.min_p)
+    )
+    return not plain and next(policy.parameters()).device.type == "cpu"
 
 
 def differing_defaults(policy: nn.Module, p: SamplingParams) -> list[str]:

@@ -16,7 +16,9 @@ from groupline.models.lora import is_peft
 from groupline.models.memory import free_memory
 from groupline.parallel.mesh import World
 from groupline.sampling import Engine
+from groupline.sampling.vllm import VllmSampler
 from groupline.training.card import model_card
+from groupline.training.one_server import OneServer
 from groupline.training.optim import Optimiser
 from groupline.training.run import PLAN, RunFolder
 from groupline.training.setup import Setup, describe
@@ -49,6 +51,8 @@ def share_model(setup: Setup, world: World) -> None:
         _shard(setup, world)
         setup.optimiser.clip = functools.partial(clip, world=world)
     setup.optimiser.reduce = functools.partial(sum_gradients, world=world)
+    if isinstance(setup.engine, VllmSampler) and not setup.engine.options.colocated:
+        setup.engine = OneServer(setup.engine, world)
     what = "a share of its layers" if kind == "fsdp" else "a copy of the model"
     world.words = f", one of {world.size} processes, each with {what}"
     setup.plan = describe(setup)
@@ -81,7 +85,12 @@ def _shard(setup: Setup, world: World) -> None:
             "parallel: replicate, or beta: 0"
         )
     place, compute = setup.precision.device, setup.precision.compute
-    assert isinstance(setup.engine, Engine)  # a server is refused with several ranks
+    if isinstance(setup.engine, VllmSampler) and setup.engine.publisher.adapter:
+        raise ConfigError(
+            "parallel is fsdp, and the adapter alone is to be handed to vLLM, of which each process holds a share; use "
+            "vllm_sync: weights, or parallel: replicate"
+        )
+    assert isinstance(setup.engine, Engine | VllmSampler)
     setup.engine.mirror.part()
     shard(setup.policy, place, compute, world)
     if reference is not None and reference.own_model is not None:

@@ -1,14 +1,15 @@
-"""A backend of vLLM's weight-transfer interface that reads safetensors from a folder both sides see.
+"""Two backends of vLLM's weight-transfer interface: safetensors from a folder both sides see, and tensors of this process.
 
-vLLM's own backends (NCCL, CUDA IPC, RDMA) need GPUs. This one needs a file system: the server is started with
+vLLM's own backends (NCCL, CUDA IPC, RDMA) need GPUs. The first needs a file system: the server is started with
 `--worker-extension-cls groupline_vllm_weights.WeightFiles --weight-transfer-config '{"backend": "groupline_files"}'`,
-and gets new weights by start_weight_update, update_weights({"folder": ...}) and finish_weight_update.
+and gets new weights by start_weight_update, update_weights({"folder": ...}) and finish_weight_update. The second,
+`groupline_tensors`, is for vLLM inside the trainer's process, where update_weights({"tensors": ...}) passes them as they are.
 Written against vLLM 0.32.0: vllm/distributed/weight_transfer/base.py and ipc_engine.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-BACKEND = "groupline_files"
+FILES, TENSORS = "groupline_files", "groupline_tensors"
 
 
 @dataclass
@@ -37,12 +38,26 @@ class FilesUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
     folder: str
 
+    def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return _tensors(Path(self.folder))
+
+
+@dataclass
+class TensorsUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """tensors: the whole model's weights, under the names of a checkpoint."""
+
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    folder: str = "the trainer"
+
+    def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self.tensors)
+
 
 class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
     """Loads whole checkpoints in place, layer by layer, as vLLM's IPC engine does."""
 
     init_info_cls = FilesInit
-    update_info_cls = FilesUpdate
+    update_info_cls: type[FilesUpdate | TensorsUpdate] = FilesUpdate
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -66,7 +81,7 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: FilesUpdate) -> None:
+    def receive_weights(self, update_info: FilesUpdate | TensorsUpdate) -> None:
         """Raises ValueError, naming them, if the folder lacks some of the model's weights; the model is then unusable, and
         the next update starts anew.
         """
@@ -76,8 +91,8 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
             finalize_layerwise_reload(self.model, self.model_config)  # or half a layer would wait for its other half
             raise
 
-    def _load(self, update_info: FilesUpdate) -> None:
-        loaded = self.model.load_weights(_tensors(Path(update_info.folder)))
+    def _load(self, update_info: FilesUpdate | TensorsUpdate) -> None:
+        loaded = self.model.load_weights(update_info.pairs())
         missing = sorted(self.wanted - loaded) if loaded is not None else []
         if missing:
             raise ValueError(
@@ -97,8 +112,14 @@ class FilesEngine(WeightTransferEngine):  # type: ignore[misc]
         pass
 
 
+class TensorsEngine(FilesEngine):
+    """The same, of tensors that are handed over by a call."""
+
+    update_info_cls = TensorsUpdate
+
+
 class WeightFiles:
-    """The worker extension: that it is imported registers the backend; it adds nothing to the worker."""
+    """The worker extension: that it is imported registers the backends; it adds nothing to the worker."""
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -111,5 +132,6 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, stream.get_tensor(name)
 
 
-if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, FilesEngine)
+for name, engine in ((FILES, FilesEngine), (TENSORS, TensorsEngine)):
+    if name not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(name, engine)
