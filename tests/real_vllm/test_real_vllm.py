@@ -189,7 +189,9 @@ def test_weights_that_do_not_arrive_are_noticed(real: Real, tmp_path: Path, monk
     client = real.sampler._client
     assert client is not None
     update = client.update
-    monkeypatch.setattr(client, "update", lambda folder, version, begin: update(str(tmp_path / "old"), version, begin))
+    monkeypatch.setattr(
+        client, "update", lambda info, version, begin: update({"folder": str(tmp_path / "old")}, version, begin)
+    )
     shake(real.model, 0.05)
     with pytest.raises(SamplerError, match="the log-prob of a token it drew"):
         real.publish()
@@ -208,7 +210,9 @@ def test_a_folder_without_some_weights_is_refused(real: Real, tmp_path: Path, mo
     client = real.sampler._client
     assert client is not None
     update = client.update
-    monkeypatch.setattr(client, "update", lambda folder, version, begin: update(str(tmp_path / "part"), version, begin))
+    monkeypatch.setattr(
+        client, "update", lambda info, version, begin: update({"folder": str(tmp_path / "part")}, version, begin)
+    )
     with pytest.raises(SamplerError, match=r"lacks [12] weights of the model: model.*norm"):
         real.publish()
     monkeypatch.undo()
