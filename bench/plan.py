@@ -28,11 +28,13 @@ from torch.profiler import ProfilerActivity, profile
 import groupline.training.method
 import groupline.training.step
 from groupline import Config, Problem, Reward
+from groupline.parallel.mesh import SOLO
 from groupline.sampling import engine as engines
 from groupline.training import grpo
 from groupline.training.planning import device_of, planned_footprint, step_seconds
 from groupline.training.run import RunFolder
 from groupline.training.setup import Setup, prepare
+from groupline.training.sharing import share_model
 
 MIB = 2**20
 WORDS = "A farmer has 12 hens and each hen lays 3 eggs a day. She sells 20 of them. How many eggs are left? Think step by step."
@@ -41,6 +43,14 @@ CASES: dict[str, dict[str, Any]] = {
     "builtin-full": {"prompts_per_step": 16, "num_generations": 8, "max_completion_length": 96, "beta": 0.0},
     "builtin-kl": {
         "prompts_per_step": 8, "num_generations": 8, "max_completion_length": 64, "beta": 0.04, "micro_batch_tokens": 1200,
+    },
+    "builtin-again": {  # activations are computed again
+        "prompts_per_step": 8, "num_generations": 8, "max_completion_length": 64, "beta": 0.0, "micro_batch_tokens": 1200,
+        "activation_checkpointing": True,
+    },
+    "smollm2-again": {
+        "prompts_per_step": 2, "num_generations": 8, "max_completion_length": 32, "beta": 0.0, "micro_batch_tokens": 512,
+        "activation_checkpointing": True,
     },
     "builtin-lora": {
         "prompts_per_step": 4, "num_generations": 8, "max_completion_length": 64, "beta": 0.04, "lora_r": 8,
@@ -84,6 +94,7 @@ def compare(name: str, model: str) -> dict[str, Any]:
             config, say=str, rewards=[Reward("by_place", by_place)], problems=problems, held_out=[],
         )  # fmt: skip
         setup.sampling = replace(setup.sampling, ignore_eos=True)
+        share_model(setup, SOLO)
         f = planned_footprint(setup)
         s = f.static
         with RunFolder(setup.config) as log:

@@ -10,6 +10,7 @@ import torch
 from tiny import tiny_model
 from torch import nn
 
+from groupline.models.checkpointing import checkpoint_layers
 from groupline.models.live import LiveBytes
 from groupline.models.logprobs import CHUNK_LOGITS, Head, chunk_bytes
 from groupline.models.lora import add_lora
@@ -72,6 +73,23 @@ def test_the_trace_holds_what_a_real_pass_holds(kind, lora):
         saved, peak = real(policy, row)
         assert passes.saved(groups * GROUP.tokens) == pytest.approx(saved, rel=0.15)
         assert passes.peak(groups * GROUP.tokens) == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_layers_that_compute_their_activations_again(lora):
+    """Three and six layers: what is kept grows by a layer's input alone."""
+    for layers in (3, 6):
+        policy = tiny_model("llama", num_hidden_layers=layers)
+        if lora:
+            policy = add_lora(policy, lora).eval()
+        passes = trace(policy, GROUP, torch.float32, split=True, checkpointing=True)
+        kept = trace(policy, GROUP, torch.float32, split=True)
+        checkpoint_layers(policy)
+        for groups in (1, 3):
+            saved, peak = real(policy, pack([list(range(11))] * groups, [[[1] * 9] * 3] * groups))
+            assert passes.saved(groups * GROUP.tokens) == pytest.approx(saved, rel=0.15)
+            assert passes.peak(groups * GROUP.tokens) == pytest.approx(peak, rel=0.15)
+            assert peak < 0.7 * kept.peak(groups * GROUP.tokens)
 
 
 def test_layers_that_are_alike_need_not_all_be_tried():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from groupline.models.attention import PackedPlan, UnsupportedAttention, planned, shared_attention
+from groupline.models.checkpointing import checkpoint_layers
 from groupline.models.live import LiveBytes
 from groupline.models.packing import causal_lm, decoder, hidden_states, pack
 
@@ -75,14 +76,25 @@ class Group:
         return self.answers * self.answer
 
 
-def trace(policy: nn.Module, group: Group, compute: torch.dtype, *, split: bool, shared: bool = True) -> Passes:
+def trace(
+    policy: nn.Module,
+    group: Group,
+    compute: torch.dtype,
+    *,
+    split: bool,
+    shared: bool = True,
+    checkpointing: bool = False,
+) -> Passes:
     """policy: on any device, meta too; it is left as it is. compute: number format of the forward passes.
 
     split: attention is done as on a CPU (see `packed_plan`). shared: packed rows, or plain padded ones.
+    checkpointing: layers compute their activations again in the backward.
     Raises Untraceable if the model cannot run without numbers.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = _fake_copy(policy, mode)
+    if checkpointing:
+        checkpoint_layers(model)
     layers = _layers(decoder(model))
     total = 0 if layers is None else len(layers)
     counts = (2, 1) if layers is not None and total > 2 and _alike(layers) else (total,)

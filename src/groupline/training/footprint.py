@@ -138,7 +138,8 @@ def passes_of(
     group = Group(longest, config.num_generations, config.max_completion_length)
     try:
         split = precision.device.type == "cpu"
-        return trace(policy, group, precision.compute, split=split, shared=shared), None
+        again = config.activation_checkpointing
+        return trace(policy, group, precision.compute, split=split, shared=shared, checkpointing=again), None
     except Untraceable as error:
         each = activation_bytes(causal_lm(policy).config, precision.compute.itemsize) or 0
         zero = Line(0, 0)
