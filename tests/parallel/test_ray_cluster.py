@@ -85,7 +85,8 @@ def cluster() -> Iterator[Cluster]:
 
 def test_without_the_token_or_with_another_it_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     recipe(tmp_path, steps=2)
-    for env in ({"HOME": str(tmp_path)}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}):
+    asked = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    for env in ({"HOME": str(tmp_path)}, asked, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}):
         done = launched(tmp_path, "--nproc", "2", "--address", cluster.address, **env)
         assert done.returncode == 2, done.stdout
         assert f"groupline launch: --address {cluster.address}: " in done.stderr

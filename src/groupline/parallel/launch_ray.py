@@ -271,7 +271,7 @@ def _connect(ray: Any, address: str | None) -> None:
         if host and port.isdecimal():  # where nobody listens Ray would wait for a minute and end the process
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, **quiet)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of several kinds, Ray's own among them: one for a token that is missing
         raise ConfigError(
             f"--address {address}: no Ray cluster to be used there ({_first(error)}); start one with `ray start --head`, "
             "or leave --address out to start one here for this run"
