@@ -232,3 +232,9 @@ def test_seconds_are_those_of_the_floor():
     parts = ("prefill", "decode", "train", "optimiser")
     assert found.seconds["total"] == pytest.approx(sum(found.seconds[k] for k in parts))
     assert found.seconds["optimiser"] == pytest.approx(28 * 984_704 / 1e9, rel=0.01)
+
+
+def test_what_vllm_holds_is_said_to_be_left_out():
+    config = settings(model="builtin", steps=1)
+    words = [plan(c, device_of(c), say=str).text for c in (config, config.model_copy(update={"sampler": "vllm"}))]
+    assert ["vLLM's own weights and cache are not in it" in w for w in words] == [False, True]

@@ -56,6 +56,11 @@ class Plan:
     text: str
 
 
+VLLM_NOTE = (
+    "this is the trainer's memory as with the engine: vLLM's own weights and cache are not in it, nor in the verdict"
+)
+
+
 def device_of(config: Config, memory_gib: float | None = None, gpu: bool = False) -> Device:
     """The device that the settings name, or a GPU that is not here: then its memory must be given."""
     if gpu:
@@ -102,6 +107,8 @@ def plan(config: Config, device: Device, say: Callable[[str], None] = print) -> 
     ]
     lines += _choices(chosen, config, tokens, why, free)
     lines += _time_lines(seconds, device)
+    if config.sampler == "vllm":
+        lines.append(f"{'note':>10}  {VLLM_NOTE}")
     for line in lines:
         say(line)
     return Plan(chosen, tokens, cache, fits, seconds, "\n".join(lines))
