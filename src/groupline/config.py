@@ -234,7 +234,8 @@ class Config(VllmSettings, ResumableSettings):
     """Seconds that one process may keep the others waiting; then the run ends and says who waited for whom."""
 
     @property
-    def _filters(self) -> bool:
+    def filters(self) -> bool:
+        """Whether tokens are left out before the draw: top_p, top_k or min_p."""
         return bool(self.top_p < 1 or self.top_k or self.min_p)
 
     @model_validator(mode="after")
@@ -249,7 +250,7 @@ class Config(VllmSettings, ResumableSettings):
                 f"temperature is {self.temperature}: greedy answers of a group are all equal, so nothing could be learned; "
                 "use a positive one (eval_temperature may be 0)"
             )
-        if self.old_logprobs == "sampler" and self._filters:
+        if self.old_logprobs == "sampler" and self.filters:
             problems.append(
                 "old_logprobs is sampler, but top_p, top_k or min_p make the sampler's log-probs those of another "
                 "distribution; use old_logprobs: recompute, or no filter"
@@ -271,7 +272,7 @@ class Config(VllmSettings, ResumableSettings):
             problems.append("rewards is empty; name at least one reward function")
         if self.lora_r == 0 and self.lora_alpha is not None:
             problems.append("lora_alpha is set but lora_r is 0; set lora_r to train an adapter")
-        if self.sampler_correction not in ("auto", "off") and (self.old_logprobs == "sampler" or self._filters):
+        if self.sampler_correction not in ("auto", "off") and (self.old_logprobs == "sampler" or self.filters):
             problems.append(
                 f"sampler_correction is {self.sampler_correction}, but with old_logprobs: sampler the ratio itself "
                 "corrects, and under top_p, top_k or min_p the sampler's log-probs are of another distribution; use off"

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 from test_real_vllm import CLOSE, python, settings
 
+from groupline.runlog import read_jsonl
+
 pytestmark = pytest.mark.vllm
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 HERE = {"vllm_mode": "colocate", "vllm_python": None}
-
-
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
 def ran(program: str, folder: Path, *before: str, **changes: Any) -> list[tuple[int, ...]]:
@@ -29,10 +27,10 @@ def ran(program: str, folder: Path, *before: str, **changes: Any) -> list[tuple[
                           check=False, timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("ready after") == 1
-    metrics = rows(folder / "run" / "metrics.jsonl")
+    metrics = list(read_jsonl(folder / "run" / "metrics.jsonl"))
     assert len(metrics) == 3
     assert all(row["sampling/sampling_logp_difference/max"] < CLOSE for row in metrics)
-    drawn = rows(folder / "run" / "rollouts.jsonl")
+    drawn = list(read_jsonl(folder / "run" / "rollouts.jsonl"))
     assert [row["policy_version"] for row in drawn] == [0] * 16 + [1] * 16 + [2] * 16
     return [tuple(row["ids"]) for row in drawn[:16]]
 

@@ -211,7 +211,7 @@ def _sampling(
         own, stacked = rows * room, prompts * prompt
     cached = (resident + stacked + own) * shape.cache
     vocabulary = len(find_head(causal_lm(policy)).weight)
-    copies = 3 if config.temperature == 1 and not (config.top_k or config.top_p < 1 or config.min_p) else 6
+    copies = 3 if config.temperature == 1 and not config.filters else 6
     drawing = copies * rows * vocabulary * 4
     prefill = min(resident, PREFILL_TOKENS + longest)
     dynamic = max(cached + drawing + lines.forward(rows), resident * shape.cache + drawing + lines.forward(prefill))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
 
 from torch import nn
 
 from groupline.config import ConfigError
 from groupline.models.lora import Mirror
 from groupline.parallel.mesh import World
-from groupline.records import Completion, SamplingParams
-from groupline.sampling.draft import OnGroup
 from groupline.sampling.vllm import VllmSampler
 
 
@@ -30,22 +27,12 @@ class OneServer:
             )
         self._own, self._world, self._begun = own, world, False
         self.version = own.version
+        # Each rank's own; when memory is released all ranks have their answers, as these were gathered.
+        self.generate, self.release, self.close = own.generate, own.release, own.close
 
     @property
     def mirror(self) -> Mirror:
         return self._own.mirror
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        n: int = 1,
-        params: SamplingParams | None = None,
-        *,
-        seed: int = 0,
-        keys: Sequence[Hashable] | None = None,
-        on_group: OnGroup | None = None,
-    ) -> list[list[Completion]]:
-        return self._own.generate(prompts, n, params, seed=seed, keys=keys, on_group=on_group)
 
     def load_weights(self, policy: nn.Module, version: int) -> None:
         """Before the server runs, these are the weights that it will start with."""
@@ -60,10 +47,3 @@ class OneServer:
         address = self._world.from_main(self._own.lead, "the vLLM server")
         if not self._world.main:
             self._own.follow(address)
-
-    def release(self) -> None:
-        """Ranks have their answers by now: they were gathered."""
-        self._own.release()
-
-    def close(self) -> None:
-        self._own.close()

@@ -128,11 +128,7 @@ def _base(config: Config, policy: nn.Module, named: bool) -> str | None:
 
 def _scores_on_cpu(config: Config, policy: nn.Module) -> bool:
     """Whether answers have plain log-probs of their own, which vLLM 0.32 on a CPU fails to compute with an adapter."""
-    plain = (
-        config.temperature == 1
-        and config.eval_temperature in (0, 1)
-        and not (config.top_p < 1 or config.top_k or config.min_p)
-    )
+    plain = config.temperature == 1 and config.eval_temperature in (0, 1) and not config.filters
     return not plain and next(policy.parameters()).device.type == "cpu"
 
 
